@@ -1,0 +1,2 @@
+//! The `leasehold` program.
+fn main() {}
