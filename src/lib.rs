@@ -1,1 +1,3 @@
 //! Leasehold.
+
+pub mod clock;
