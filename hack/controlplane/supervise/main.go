@@ -1,0 +1,105 @@
+// Command supervise starts the programs that a folder's spec.json names, keeps them up, and lets none outlive it.
+//
+//   - Started with a pipe as standard input, it ends everything when that pipe closes, that is when its owner ends
+//     in whatever way, unless the owner has written "detach" before.
+//   - Killed itself, even by SIGKILL, the kernel ends its programs (PR_SET_PDEATHSIG).
+//   - While it lives it holds a lock on the folder's file "lock", so that no process id is ever taken on trust.
+//
+// It writes "ready" or "failed: why" to standard output, and one line in answer to each line it reads: "start NAME",
+// "stop NAME", "ready" (answered when all probes succeed again), "detach". The state of its programs is in state.json at all times.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+)
+
+// Spec is what is asked for; Rust's xtask::supervisor writes it.
+type Spec struct {
+	Programs []Program `json:"programs"`
+	// Ready are the probes that must have succeeded, each once, before "ready" is said.
+	Ready []Probe `json:"ready"`
+	// TLS holds the files used by probes of URLs.
+	TLS TLSFiles `json:"tls"`
+	// TimeoutSeconds bounds the time to "ready".
+	TimeoutSeconds int `json:"timeoutSeconds"`
+	// RemoveFolder says that the folder goes when an owner that has not detached ends.
+	RemoveFolder bool `json:"removeFolder"`
+}
+
+// Program is one process to keep up. Its output goes to NAME.log.
+type Program struct {
+	Name string   `json:"name"`
+	Path string   `json:"path"`
+	Args []string `json:"args"`
+	Env  []string `json:"env"`
+	// After is a probe that must succeed before the program is started.
+	After *Probe `json:"after"`
+	// UID and GID are set where the program must not run as the supervisor's user.
+	UID *uint32 `json:"uid"`
+	GID *uint32 `json:"gid"`
+	// EndSignal is sent, and by the kernel when the supervisor is killed; SIGKILL when it is zero.
+	EndSignal int `json:"endSignal"`
+}
+
+func (p Program) endSignal() syscall.Signal {
+	if p.EndSignal == 0 {
+		return syscall.SIGKILL
+	}
+	return syscall.Signal(p.EndSignal)
+}
+
+// The kernel's parent-death signal follows the thread that started a child, so every child is started by the main
+// goroutine, held on the main thread, which lasts as long as the process.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: supervise FOLDER")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Printf("failed: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(folder string) error {
+	// A session of its own: a Ctrl-C or a hang-up at the owner's terminal reaches the owner alone.
+	_, _ = syscall.Setsid()
+	// The owner may stop reading once it is told that all is ready.
+	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+
+	lock, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("another supervisor holds %s", lock.Name())
+	}
+
+	data, err := os.ReadFile(filepath.Join(folder, "spec.json"))
+	if err != nil {
+		return err
+	}
+	var spec Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return fmt.Errorf("spec.json: %w", err)
+	}
+	prober, err := newProber(spec.TLS)
+	if err != nil {
+		return err
+	}
+	s := newSupervisor(folder, spec, prober)
+	err = s.loop()
+	if s.spec.RemoveFolder && !s.detached {
+		_ = os.RemoveAll(folder)
+	}
+	return err
+}

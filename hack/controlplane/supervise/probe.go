@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+)
+
+// probeEvery is short: on two cores a cluster is ready in three to four seconds, and people wait for it.
+const probeEvery = 50 * time.Millisecond
+
+// Probe succeeds when a GET of URL answers 200, or when File contains Contains.
+type Probe struct {
+	URL      string `json:"url"`
+	File     string `json:"file"`
+	Contains string `json:"contains"`
+}
+
+func (p Probe) String() string {
+	if p.URL != "" {
+		return p.URL
+	}
+	return fmt.Sprintf("%q in %s", p.Contains, p.File)
+}
+
+// TLSFiles are PEM files: whom to trust, and who is asking.
+type TLSFiles struct {
+	CA   string `json:"ca"`
+	Cert string `json:"cert"`
+	Key  string `json:"key"`
+}
+
+type prober struct{ client *http.Client }
+
+func newProber(files TLSFiles) (*prober, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS13}
+	if files.CA != "" {
+		ca, err := os.ReadFile(files.CA)
+		if err != nil {
+			return nil, err
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(ca) {
+			return nil, fmt.Errorf("%s holds no certificate", files.CA)
+		}
+		cert, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{cert}
+	}
+	return &prober{&http.Client{
+		Timeout:   2 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: config, Proxy: nil},
+	}}, nil
+}
+
+func (p *prober) ok(probe Probe) bool {
+	if probe.URL == "" {
+		data, err := os.ReadFile(probe.File)
+		return err == nil && bytes.Contains(data, []byte(probe.Contains))
+	}
+	response, err := p.client.Get(probe.URL)
+	if err != nil {
+		return false
+	}
+	response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+// until sends on the channel once the probe has succeeded.
+func (p *prober) until(probe Probe, done <-chan struct{}, succeeded func()) {
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	for !p.ok(probe) {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+	}
+	succeeded()
+}
