@@ -1,4 +1,3 @@
 //! Leasehold.
 
-pub mod api;
 pub mod clock;

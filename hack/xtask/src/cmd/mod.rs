@@ -1,0 +1,3 @@
+//! One file a chore: its arguments, and `run`.
+
+pub(crate) mod cluster;
