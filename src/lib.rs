@@ -1,3 +1,4 @@
 //! Leasehold.
 
+pub mod api;
 pub mod clock;

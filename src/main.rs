@@ -1,2 +1,16 @@
-//! The `leasehold` program.
-fn main() {}
+//! The `leasehold` program: parse, run one subcommand, exit by a documented code.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod cmd;
+
+fn main() -> ExitCode {
+    // Before anything that may speak TLS, and in every process that this program becomes. An error only says that
+    // a provider is there already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // No async runtime here: `run` must start its guardian while this process has a single thread. Subcommands build
+    // the runtime they need.
+    cmd::Cli::parse().run()
+}

@@ -1,0 +1,101 @@
+//! Every name that others can see: group, labels, annotations, condition types, reasons, and the limits of values.
+//!
+//! A name is written down here once; the CRDs, the engine, the operator, the client and the tests read it from here.
+
+/// The API group of the custom resources, and the prefix of labels and annotations.
+pub const GROUP: &str = "leasehold.dev";
+/// The version of the API group.
+pub const VERSION: &str = "v1alpha1";
+/// `group/version` as it stands in `apiVersion`.
+pub const API_VERSION: &str = "leasehold.dev/v1alpha1";
+
+/// The label on every Lease that the operator makes: the name of its lock.
+pub const LABEL_LOCK: &str = "leasehold.dev/lock";
+/// The label by which the owner of a foreign Lease consents to a lock's `leaseName`: the name of that lock.
+pub const LABEL_SHARED_WITH: &str = "leasehold.dev/shared-with";
+
+/// The annotation that each grant writes: token, hold and Pod, with the grant they belong to.
+pub const ANNOTATION_GRANT: &str = "leasehold.dev/grant";
+/// The annotation that names the claim whose turn it is: `<claim name>/<claim uid>`.
+pub const ANNOTATION_NEXT: &str = "leasehold.dev/next";
+/// The annotation written by what ends or replaces a grant: how the grant it names ended.
+pub const ANNOTATION_ENDED: &str = "leasehold.dev/ended";
+/// The annotation with node, host and pid of the holder as JSON: for people only.
+pub const ANNOTATION_HOLDER: &str = "leasehold.dev/holder";
+
+/// The holder of a Lease that was just made: a create can't be guarded, so no Lease is born free.
+pub const HOLDER_MISSING: &str = "leasehold.dev/missing";
+
+/// Condition of locks and claims: the lock can be taken and mirrored; the claim is granted.
+pub const CONDITION_READY: &str = "Ready";
+/// Condition of locks: at least one slot is held.
+pub const CONDITION_HELD: &str = "Held";
+/// Condition of locks and claims: something needs a person. Its reason says what.
+pub const CONDITION_STALLED: &str = "Stalled";
+/// Condition of locks: tokens are above the revision, so they count from status and annotations alone.
+pub const CONDITION_TOKEN_AHEAD: &str = "TokenAheadOfRevision";
+/// Condition of claims: the claim has its grant.
+pub const CONDITION_GRANTED: &str = "Granted";
+
+/// Nothing has been decided yet.
+pub const REASON_PENDING: &str = "Pending";
+/// All is as it should be.
+pub const REASON_READY: &str = "Ready";
+/// Nobody holds the lock.
+pub const REASON_FREE: &str = "Free";
+/// Somebody holds the lock.
+pub const REASON_HELD: &str = "Held";
+/// There is nothing to report.
+pub const REASON_OK: &str = "AsExpected";
+/// The Lease belongs to something else, and the lock has no `leaseName` for it.
+pub const REASON_LEASE_CONFLICT: &str = "LeaseConflict";
+/// The Lease is gone, or was made again and waits out its last holder.
+pub const REASON_LEASE_MISSING: &str = "LeaseMissing";
+/// The Lease carries a grant written by a newer Leasehold.
+pub const REASON_UNKNOWN_GRANT: &str = "UnknownGrantVersion";
+/// The Lease named by `leaseName` lacks the label that consents.
+pub const REASON_NOT_SHARED: &str = "LeaseNotShared";
+/// The lock that a claim names does not exist.
+pub const REASON_LOCK_NOT_FOUND: &str = "LockNotFound";
+/// A token from status, annotation or floor is above the revision.
+pub const REASON_TOKEN_AHEAD: &str = "TokenAhead";
+/// The claim has its grant.
+pub const REASON_GRANTED: &str = "Granted";
+/// The queue has its `maxWaiters`.
+pub const REASON_QUEUE_FULL: &str = "QueueFull";
+/// The claim's `waitTimeoutSeconds` have passed.
+pub const REASON_TIMED_OUT: &str = "TimedOut";
+
+/// The highest fencing token: 2^53 - 1, the highest integer that every JSON reader keeps exact.
+pub const MAX_TOKEN: i64 = (1 << 53) - 1;
+/// The highest token believed when read from an annotation, which anybody may have edited: 2^52.
+pub const MAX_ANNOTATION_TOKEN: i64 = 1 << 52;
+/// The longest lease duration that counts, whatever a Lease says: a day.
+pub const MAX_LEASE_SECONDS: i32 = 86_400;
+/// The longest `leaseDurationSeconds` of a lock: an hour.
+pub const MAX_LOCK_LEASE_SECONDS: i32 = 3600;
+/// The most slots of a lock.
+pub const MAX_HOLDERS: i32 = 64;
+/// The most claims that status lists by name.
+pub const MAX_NEXT_WAITERS: usize = 5;
+/// The most entries of a lock's history.
+pub const MAX_HISTORY: i32 = 50;
+/// The longest `holderIdentity` that status keeps, in characters; longer foreign ones are [`clip`]ped.
+pub const MAX_IDENTITY_CHARS: usize = 320;
+/// The longest name of an object, Pod, node or claimant, in characters.
+pub const MAX_NAME_CHARS: usize = 253;
+/// The longest message of a condition, in characters.
+pub const MAX_MESSAGE_CHARS: usize = 32_768;
+
+/// `text` cut to at most `chars` characters, so that a status with foreign text in it is never refused.
+///
+/// ```
+/// assert_eq!(leasehold::api::names::clip("grün", 3), "grü");
+/// ```
+#[must_use]
+pub fn clip(text: &str, chars: usize) -> &str {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => &text[..end],
+        None => text,
+    }
+}
