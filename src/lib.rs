@@ -1,4 +1,6 @@
-//! Leasehold.
+//! Leasehold: distributed locks for Kubernetes that hold, and fence.
 
 pub mod api;
 pub mod clock;
+pub mod engine;
+pub mod lease;
