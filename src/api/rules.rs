@@ -82,12 +82,6 @@ pub(super) const LOCK: &[Rule] = &[
          || n.holderIdentity == o.holderIdentity || n.holderIdentity == ''))",
         "a slot is taken only with a higher fencingToken: one token never has two holders",
     ),
-    rule(
-        ".status.slots",
-        "!has(self.status) || !has(self.status.slots) \
-         || self.status.slots.all(s, s.fencingToken > 0 || s.holderIdentity == '')",
-        "a slot without a token is free: a holder in status needs the fencingToken of its grant",
-    ),
 ];
 
 /// Rules of `LockClaim`.

@@ -13,6 +13,8 @@ pub struct Args {}
 pub fn run(_: &Args) -> ExitCode {
     match print(&mut io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
+        // The reader had enough: `leasehold crd | head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("leasehold: printing the custom resource definitions: {error}");
             ExitCode::FAILURE

@@ -1,0 +1,10 @@
+//! Every integration test, in one program: a topic is a file here and a line below.
+//!
+//! Tests that need a server take their client from [`server`]. `cargo xtask test` runs them all, on a control plane of
+//! their own.
+
+mod api_crds;
+mod api_local;
+mod api_objects;
+mod api_served;
+mod server;
