@@ -196,6 +196,20 @@ pub enum ClaimPhase {
     Other,
 }
 
+impl LockClaimSpec {
+    /// A claim on this lock that its claimant keeps by heartbeat, all else as by default.
+    pub fn heartbeat(lock: impl Into<String>) -> Self {
+        Self {
+            lock_name: lock.into(),
+            claimant: None,
+            priority: 0,
+            wait_timeout_seconds: None,
+            hold: Hold::default(),
+            ttl_seconds_after_finished: None,
+        }
+    }
+}
+
 impl ClaimPhase {
     /// Whether the claim is over; an unknown phase is not taken for over.
     #[must_use]

@@ -3,7 +3,7 @@
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::Request;
-use leasehold::api::{Hold, LockClaim, LockClaimSpec};
+use leasehold::api::{LockClaim, LockClaimSpec};
 use serde_json::Value;
 
 use super::server;
@@ -17,7 +17,7 @@ async fn claims_can_be_selected_by_lock_and_phase() {
         for (name, lock) in [("a", "x"), ("b", "x"), ("c", "y")] {
             api.create(
                 &PostParams::default(),
-                &LockClaim::new(name, claim_on(lock)),
+                &LockClaim::new(name, LockClaimSpec::heartbeat(lock)),
             )
             .await
             .unwrap();
@@ -56,17 +56,6 @@ async fn people_see_the_columns_of_the_design() {
     let (narrow, wide) = served_columns(&client, "lockclaims").await;
     assert_eq!(narrow, columns(&["Name", "Lock", "Phase", "Token", "Age"]));
     assert_eq!(wide, columns(&["Hold", "Priority", "Expires"]));
-}
-
-fn claim_on(lock: &str) -> LockClaimSpec {
-    LockClaimSpec {
-        lock_name: lock.to_owned(),
-        claimant: None,
-        priority: 0,
-        wait_timeout_seconds: None,
-        hold: Hold::default(),
-        ttl_seconds_after_finished: None,
-    }
 }
 
 /// The columns of `kubectl get`, and those that `-o wide` adds.
