@@ -3,7 +3,7 @@
 //! A process id alone proves nothing, since ids are used again; a file lock does: the kernel drops it with its owner.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,15 +80,20 @@ fn sweep(base: &Path, kind: &str) {
 
 /// Waits for the lock on a file, made if need be; it is held until the result is dropped.
 pub fn lock(path: &Path) -> Result<File> {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path);
-    let file = file.with_context(|| format!("can't open {}", path.display()))?;
-    file.lock()
-        .with_context(|| format!("can't lock {}", path.display()))?;
-    Ok(file)
+    loop {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path);
+        let file = file.with_context(|| format!("can't open {}", path.display()))?;
+        file.lock()
+            .with_context(|| format!("can't lock {}", path.display()))?;
+        // Whoever held it before may have removed the file: then this lock keeps nobody out.
+        if file.metadata().is_ok_and(|data| data.nlink() > 0) {
+            return Ok(file);
+        }
+    }
 }
 
 /// Whether a living process holds the lock on a file.

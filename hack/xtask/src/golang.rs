@@ -18,14 +18,14 @@ const OLDEST: (u32, u32) = (1, 26);
 const FETCHED: &str = "1.26.6";
 
 /// A `go` command: the program, and what it needs in its environment.
-pub(crate) struct Go {
+pub struct Go {
     program: PathBuf,
     env: Vec<(&'static str, OsString)>,
 }
 
 impl Go {
     /// The installed one, or one from the cache, fetched there if need be.
-    pub(crate) fn find() -> Result<Self> {
+    pub fn find() -> Result<Self> {
         let installed = version(Path::new("go"));
         if installed.is_some_and(|version| version >= OLDEST) {
             return Ok(Self {
@@ -76,7 +76,8 @@ impl Go {
     }
 
     /// A `go` command to be given arguments.
-    pub(crate) fn command(&self) -> Command {
+    #[must_use]
+    pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command

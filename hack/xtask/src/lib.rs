@@ -11,7 +11,7 @@ pub mod cache;
 pub mod cluster;
 pub mod controlplane;
 pub mod folder;
-mod golang;
+pub mod golang;
 pub mod pki;
 pub mod ports;
 pub mod postgres;

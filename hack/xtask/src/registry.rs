@@ -57,7 +57,7 @@ pub fn parse_name(name: &str) -> Result<String, String> {
 pub fn up(name: &str) -> Result<(Cluster, bool)> {
     let programs = Programs::ensure()?;
     let dir = path(name)?;
-    let _one_at_a_time = folder::lock(&dir.with_extension("up"))?;
+    let _one_at_a_time = folder::lock(&name_lock(&dir))?;
     if runs(&dir) {
         return Ok((Cluster::attach(&dir)?, false));
     }
@@ -78,7 +78,7 @@ pub fn down(name: &str) -> Result<()> {
     if !dir.exists() {
         bail!("no cluster is called {name:?}{}", known()?);
     }
-    let _one_at_a_time = folder::lock(&dir.with_extension("up"))?;
+    let _one_at_a_time = folder::lock(&name_lock(&dir))?;
     if runs(&dir)
         && let Ok(state) = State::read(&dir)
     {
@@ -88,6 +88,7 @@ pub fn down(name: &str) -> Result<()> {
         bail!("the supervisor in {} can't be ended", dir.display());
     }
     fs::remove_dir_all(&dir)?;
+    let _ = fs::remove_file(name_lock(&dir));
     Ok(())
 }
 
@@ -186,6 +187,12 @@ fn runs(dir: &Path) -> bool {
 
 fn path(name: &str) -> Result<PathBuf> {
     Ok(cluster::run_folder()?.join(name))
+}
+
+/// Held while a cluster of this name is taken up or down.
+fn name_lock(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    dir.with_file_name(format!(".{name}.lock"))
 }
 
 /// For the end of a message: which clusters there are.

@@ -1,0 +1,125 @@
+//! `cargo xtask ci`: everything a change must pass.
+
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use xtask::golang::Go;
+use xtask::progress::elapsed;
+
+use super::generate;
+use super::test::{Outcome, run_tests};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run the long tests in full length
+    #[arg(long)]
+    long: bool,
+}
+
+/// Goes on after a failure, so that one run tells all there is to mend.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let mut total = Outcome::default();
+    step(&mut total, "fmt", || {
+        cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`")
+    });
+    step(&mut total, "clippy", || {
+        let args = [
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--",
+            "--deny",
+            "warnings",
+        ];
+        cargo(&args, "mend what it says")
+    });
+    step(&mut total, "go", go);
+    step(&mut total, "gen", || generate::check().map(|()| one()));
+    step(&mut total, "test", || run_tests(args.long, &[], true));
+    println!("{} passed, {} failed", total.passed, total.failed);
+    if total.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn step(total: &mut Outcome, name: &str, run: impl FnOnce() -> Result<Outcome>) {
+    println!("==> {name}");
+    let started = Instant::now();
+    let outcome = run().unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        Outcome {
+            failed: 1,
+            ..Outcome::default()
+        }
+    });
+    let word = if outcome.failed == 0 {
+        "passed"
+    } else {
+        "FAILED"
+    };
+    println!("==> {name} {word} after {}", elapsed(started.elapsed()));
+    total.passed += outcome.passed;
+    total.failed += outcome.failed;
+}
+
+/// A step that is one check.
+fn one() -> Outcome {
+    Outcome {
+        passed: 1,
+        ..Outcome::default()
+    }
+}
+
+fn cargo(args: &[&str], mend: &str) -> Result<Outcome> {
+    let status = super::cargo(args).status()?;
+    ensure!(status.success(), "`cargo {}` failed: {mend}", args[0]);
+    Ok(one())
+}
+
+/// Only our own packages: checking those of Kubernetes is not ours.
+fn go() -> Result<Outcome> {
+    let dir = xtask::repository().join("hack/controlplane");
+    let go = Go::find()?;
+    let ours = [".", "./supervise"];
+    let unformatted = output(
+        go.command()
+            .arg("fmt")
+            .arg("-n")
+            .args(ours)
+            .current_dir(&dir),
+    )?;
+    // `go fmt -n` prints the gofmt commands that it would run; the same with -l instead of -w lists files.
+    for command in unformatted.lines() {
+        let mut words = command.split_whitespace();
+        let Some(gofmt) = words.next() else { continue };
+        let files = words.filter(|word| !word.starts_with('-'));
+        let listed = output(Command::new(gofmt).arg("-l").args(files).current_dir(&dir))?;
+        ensure!(
+            listed.is_empty(),
+            "not formatted, run `go fmt ./...` in hack/controlplane: {}",
+            listed.trim()
+        );
+    }
+    output(
+        go.command()
+            .args(["vet", "./supervise"])
+            .env("CGO_ENABLED", "0")
+            .current_dir(&dir),
+    )?;
+    Ok(one())
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output()?;
+    if !output.status.success() {
+        bail!(
+            "{command:?} failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
