@@ -4,3 +4,5 @@ pub mod api;
 pub mod clock;
 pub mod engine;
 pub mod lease;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+pub mod supervise;

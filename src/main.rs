@@ -7,6 +7,9 @@ use clap::Parser;
 mod cmd;
 
 fn main() -> ExitCode {
+    if let Some(exit_code) = cmd::guard::run_if_hidden() {
+        return exit_code;
+    }
     // Before anything that may speak TLS, and in every process that this program becomes. An error only says that
     // a provider is there already.
     let _ = rustls::crypto::ring::default_provider().install_default();

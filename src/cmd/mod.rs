@@ -6,6 +6,7 @@
 use std::process::ExitCode;
 
 mod crd;
+pub mod guard;
 
 /// Distributed locks for Kubernetes that hold, and fence.
 #[derive(clap::Parser)]

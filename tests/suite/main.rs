@@ -8,3 +8,9 @@ mod api_local;
 mod api_objects;
 mod api_served;
 mod server;
+#[cfg(target_os = "linux")]
+mod supervise_ends;
+#[cfg(target_os = "linux")]
+mod supervise_lost;
+#[cfg(target_os = "linux")]
+mod supervise_wrapper;

@@ -1,0 +1,185 @@
+//! The processes below one process: finding them, signalling them, for good.
+//!
+//! A process group misses who calls `setsid`, so descendants are found by their parents in `/proc`. That is complete
+//! only below a subreaper, where an orphan is adopted instead of leaving the tree. A walk is a snapshot: who forks
+//! meanwhile may be missed, so the killer walks again until nothing is left.
+
+use std::collections::HashMap;
+use std::fs;
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, pidfd_send_signal,
+    waitpid,
+};
+
+/// One line of `/proc/PID/stat`, as far as we need it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pub pid: i32,
+    pub parent: i32,
+    pub group: i32,
+    pub session: i32,
+    pub zombie: bool,
+    /// In clock ticks since the boot; together with `pid` it names one process.
+    pub started: u64,
+}
+
+impl Process {
+    /// Reads one process; `None` if there is none (any more).
+    pub fn read(pid: i32) -> Option<Self> {
+        Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
+        // The second field is the name in brackets; it may contain brackets, blanks and bytes of any kind itself.
+        let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
+        let rest = std::str::from_utf8(stat.get(after_name..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        Some(Self {
+            pid,
+            zombie: matches!(*fields.first()?, "Z" | "X" | "x"),
+            parent: fields.get(1)?.parse().ok()?,
+            group: fields.get(2)?.parse().ok()?,
+            session: fields.get(3)?.parse().ok()?,
+            started: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    /// Sends a signal to this very process, not to one that got its number later.
+    fn signal(&self, signal: Signal) -> Result<(), Errno> {
+        let Some(pid) = Pid::from_raw(self.pid) else {
+            return Ok(());
+        };
+        let sent = match pidfd_open(pid, PidfdFlags::empty()) {
+            // From here on the descriptor names one process; is it the one we read?
+            Ok(_) if Self::read(self.pid).is_none_or(|now| now.started != self.started) => Ok(()),
+            Ok(pidfd) => pidfd_send_signal(&pidfd, signal),
+            Err(Errno::SRCH) => Ok(()),
+            // Too old a kernel, a sandbox that forbids it, or no descriptors left.
+            Err(_) => kill_process(pid, signal),
+        };
+        match sent {
+            Err(Errno::SRCH) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// All processes that `/proc` shows.
+pub(super) fn snapshot() -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(Process::read)
+        .collect()
+}
+
+/// The descendants of `root` in a snapshot, zombies included, parents before children, `root` not included.
+pub(super) fn descendants(processes: &[Process], root: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<&Process>> = HashMap::new();
+    for process in processes {
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut found: Vec<Process> = Vec::new();
+    let mut parents = vec![root];
+    while let Some(parent) = parents.pop() {
+        // Removing makes the walk end even if a snapshot taken over reused numbers contains a ring.
+        for child in children.remove(&parent).unwrap_or_default() {
+            parents.push(child.pid);
+            found.push(child.clone());
+        }
+    }
+    found
+}
+
+/// The living ones below `root`.
+pub(super) fn living_below(root: i32) -> Vec<Process> {
+    let mut found = descendants(&snapshot(), root);
+    found.retain(|process| !process.zombie);
+    found
+}
+
+/// Sends a signal to each; returns those that refused it (another user's, through a set-user-ID program).
+pub(super) fn signal_all(processes: &[Process], signal: Signal) -> Vec<i32> {
+    processes
+        .iter()
+        .filter(|process| process.signal(signal).is_err())
+        .map(|process| process.pid)
+        .collect()
+}
+
+/// Collects one child that has ended, if it has.
+pub(super) fn reap(pid: i32) -> Option<WaitStatus> {
+    loop {
+        return match waitpid(Some(Pid::from_raw(pid)?), WaitOptions::NOHANG) {
+            Ok(ended) => ended.map(|(_, status)| status),
+            Err(Errno::INTR) => continue,
+            Err(_) => None,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process {
+            pid,
+            parent,
+            group: 1,
+            session: 1,
+            zombie: false,
+            started: 0,
+        }
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_is_parsed() {
+        let stat = b"42 (a) b) (c) S 7 42 43 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2";
+        let parsed = Process::parse(42, stat).unwrap();
+        assert_eq!(
+            parsed,
+            Process {
+                pid: 42,
+                parent: 7,
+                group: 42,
+                session: 43,
+                zombie: false,
+                started: 9876
+            }
+        );
+    }
+
+    #[test]
+    fn the_walk_finds_grandchildren_and_nobody_else() {
+        let all = [
+            process(2, 1),
+            process(3, 2),
+            process(4, 3),
+            process(5, 1),
+            process(6, 5),
+        ];
+        let mut found: Vec<i32> = descendants(&all, 2)
+            .iter()
+            .map(|process| process.pid)
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, [3, 4]);
+    }
+
+    #[test]
+    fn a_ring_of_parents_ends() {
+        let all = [process(2, 3), process(3, 2), process(4, 1)];
+        assert_eq!(descendants(&all, 2).len(), 2);
+    }
+
+    #[test]
+    fn this_process_is_below_its_parent() {
+        let own = Process::read(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(descendants(&snapshot(), own.parent).contains(&own));
+    }
+}

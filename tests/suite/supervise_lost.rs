@@ -1,0 +1,248 @@
+//! One half frozen or killed, at any moment: the other one ends the command and everything below it in time.
+
+use std::time::Duration;
+
+use leasehold::clock::BootInstant;
+use leasehold::supervise::{EndReason, Signal};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::supervise_wrapper::{SLACK, Setup, Tree, signal, until};
+
+/// Ignores what can be ignored; one child in another session, one twice forked, one that forks on and on.
+const STUBBORN: &str = "trap '' TERM INT HUP QUIT USR1 USR2; setsid sh -c 'sleep 600; :' & (sleep 600 &); \
+                        setsid sh -c 'while :; do sleep 0.02; done' & \
+                        : > \"$READY\"; while :; do sleep 0.05; done";
+
+fn start() -> Tree {
+    let tree = Setup::script(STUBBORN)
+        .deadlines(500, 900)
+        .kill_grace(Duration::from_millis(200))
+        .start()
+        .ready();
+    assert!(tree.commands().len() >= 4, "{:?}", tree.commands());
+    tree
+}
+
+/// Everything of the command has ended by `hard`, give or take what a busy machine needs.
+fn ends_in_time(tree: &Tree) {
+    tree.commands_end_within(tree.setup().hard + SLACK);
+}
+
+#[test]
+fn wrapper_frozen() {
+    let tree = start();
+    let wrapper = tree.wrapper();
+    signal(wrapper, Signal::STOP);
+    ends_in_time(&tree);
+    // Thawed, it finds out and says so.
+    signal(wrapper, Signal::CONT);
+    let (exit, ended) = tree.finish(SLACK);
+    assert_eq!(
+        (exit.code(), ended.killed_for),
+        (Some(137), Some(EndReason::Deadline))
+    );
+    assert!(ended.all_reaped);
+}
+
+#[test]
+fn guardian_frozen() {
+    let tree = start();
+    signal(tree.guardian().unwrap(), Signal::STOP);
+    let (exit, ended) = tree.finish(Duration::from_millis(900) + SLACK);
+    assert_eq!(
+        (exit.code(), ended.killed_for),
+        (Some(137), Some(EndReason::Deadline))
+    );
+    assert!(ended.all_reaped, "{ended:?}");
+}
+
+#[test]
+fn both_frozen_and_one_thawed() {
+    for thaw_guardian in [true, false] {
+        let tree = start();
+        let (wrapper, guardian) = (tree.wrapper(), tree.guardian().unwrap());
+        signal(wrapper, Signal::STOP);
+        signal(guardian, Signal::STOP);
+        let past_hard = BootInstant::now() + tree.setup().hard * 2;
+        until("the deadline has passed", SLACK, || {
+            BootInstant::now() > past_hard
+        });
+        signal(if thaw_guardian { guardian } else { wrapper }, Signal::CONT);
+        ends_in_time(&tree);
+        signal(wrapper, Signal::CONT);
+        let (_, ended) = tree.finish(SLACK);
+        assert_eq!(ended.killed_for, Some(EndReason::Deadline));
+        assert!(ended.all_reaped);
+    }
+}
+
+#[test]
+fn wrapper_killed() {
+    let mut tree = start();
+    signal(tree.wrapper(), Signal::KILL);
+    tree.wait(SLACK);
+    ends_in_time(&tree);
+    until("the guardian has ended", SLACK, || tree.tagged().is_empty());
+}
+
+#[test]
+fn process_group_of_the_wrapper_killed() {
+    let mut tree = start();
+    tree.signal_group(Signal::KILL);
+    tree.wait(SLACK);
+    ends_in_time(&tree);
+    until("the guardian has ended", SLACK, || tree.tagged().is_empty());
+}
+
+#[test]
+fn guardian_killed() {
+    let tree = start();
+    signal(tree.guardian().unwrap(), Signal::KILL);
+    let (exit, ended) = tree.finish(SLACK);
+    assert_eq!(
+        (exit.code(), ended.killed_for),
+        (Some(137), Some(EndReason::GuardianLost))
+    );
+    assert!(ended.all_reaped, "{ended:?}");
+}
+
+#[test]
+fn guardian_killed_while_the_wrapper_is_frozen() {
+    let tree = start();
+    let wrapper = tree.wrapper();
+    signal(wrapper, Signal::STOP);
+    signal(tree.guardian().unwrap(), Signal::KILL);
+    // Nobody is there to end more than the command itself; thawed, the wrapper does.
+    until("the guardian has ended", SLACK, || {
+        tree.guardian().is_none()
+    });
+    signal(wrapper, Signal::CONT);
+    let (_, ended) = tree.finish(SLACK);
+    assert!(ended.all_reaped, "{ended:?}");
+}
+
+#[test]
+fn signals_that_are_not_for_the_guardian_do_not_end_it() {
+    let tree = Setup::script(": > \"$READY\"; sleep 600").start().ready();
+    for sent in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::TSTP,
+    ] {
+        signal(tree.guardian().unwrap(), sent);
+    }
+    signal(tree.wrapper(), Signal::TERM);
+    let (exit, ended) = tree.finish(SLACK);
+    assert_eq!((exit.code(), ended.killed_for), (Some(143), None));
+}
+
+#[test]
+fn a_guardian_frozen_before_its_command_starts_starts_nothing_late() {
+    // The command would leave a mark; the race of freeze and start may be won by the start, so many are tried.
+    for _ in 0..5 {
+        let setup = Setup {
+            renew_every: None,
+            ..Setup::script("exec sleep 600")
+        };
+        let tree = setup.deadlines(300, 500).start();
+        let mut guardian = None;
+        until("the guardian is there", SLACK, || {
+            guardian = tree.guardian();
+            guardian.is_some()
+        });
+        let guardian = guardian.unwrap();
+        signal(guardian, Signal::STOP);
+        let past_hard = BootInstant::now() + Duration::from_millis(600);
+        until("the deadline has passed", SLACK, || {
+            BootInstant::now() > past_hard
+        });
+        signal(guardian, Signal::CONT);
+        ends_in_time(&tree);
+        until("all have ended", SLACK * 2, || {
+            tree.tagged().is_empty() || tree.commands().is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_hundred_rounds_of_signals_at_random_times() {
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut seeds = StdRng::seed_from_u64(seed);
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut random = StdRng::seed_from_u64(seeds.random());
+            std::thread::spawn(move || (0..25).for_each(|_| round(&mut random)))
+        })
+        .collect();
+    for worker in workers {
+        worker.join().expect("see the message above");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Wrapper,
+    Guardian,
+    Group,
+    Command,
+}
+
+fn round(random: &mut StdRng) {
+    let setup = Setup {
+        end_on_signal: true,
+        ..Setup::script(STUBBORN)
+    };
+    let tree = setup
+        .deadlines(400, 600)
+        .kill_grace(Duration::from_millis(100))
+        .start();
+    let at = BootInstant::now() + Duration::from_millis(random.random_range(0..400));
+    until("it is time", SLACK, || BootInstant::now() >= at);
+    let choices = [
+        (Victim::Wrapper, Signal::TERM),
+        (Victim::Wrapper, Signal::INT),
+        (Victim::Wrapper, Signal::HUP),
+        (Victim::Wrapper, Signal::QUIT),
+        (Victim::Wrapper, Signal::USR1),
+        (Victim::Wrapper, Signal::KILL),
+        (Victim::Wrapper, Signal::STOP),
+        (Victim::Group, Signal::KILL),
+        (Victim::Group, Signal::STOP),
+        (Victim::Guardian, Signal::KILL),
+        (Victim::Guardian, Signal::STOP),
+        (Victim::Command, Signal::KILL),
+        (Victim::Command, Signal::TERM),
+    ];
+    let (victim, sent) = choices[random.random_range(0..choices.len())];
+    match victim {
+        Victim::Wrapper => signal(tree.wrapper(), sent),
+        Victim::Guardian => tree
+            .guardian()
+            .into_iter()
+            .for_each(|guardian| signal(guardian, sent)),
+        Victim::Group => tree.signal_group(sent),
+        Victim::Command => tree
+            .commands()
+            .first()
+            .into_iter()
+            .for_each(|&command| signal(command, sent)),
+    }
+    println!("{victim:?} {sent:?}");
+    // Whom that did not end: the wrapper gets a TERM, which counts once it is thawed.
+    let hurt = BootInstant::now() + tree.setup().hard;
+    until("the deadline has passed", SLACK, || {
+        BootInstant::now() >= hurt
+    });
+    if sent == Signal::STOP {
+        ends_in_time(&tree);
+    }
+    signal(tree.wrapper(), Signal::TERM);
+    signal(tree.wrapper(), Signal::CONT);
+    ends_in_time(&tree);
+    until("all have ended", SLACK * 2, || tree.tagged().is_empty());
+}

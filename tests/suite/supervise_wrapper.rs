@@ -1,0 +1,357 @@
+//! A wrapper without Kubernetes, and the means to watch what becomes of its command.
+//!
+//! The wrapper is this test binary started again: the guardian must come from the real program, but what drives it
+//! needs no lock here, only deadlines that move or do not.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use leasehold::clock::BootInstant;
+use leasehold::supervise::{
+    ChildEnded, Deadlines, Event, Events, Options, Signal, Signals, StartError, StartSpec,
+    Supervisor, SupervisorHandle, resolve_command,
+};
+use rustix::process::{Pid, kill_process, kill_process_group};
+use serde::{Deserialize, Serialize};
+
+/// Holds a [`Setup`]; its presence turns [`wrapper_process`] into a wrapper.
+const SETUP: &str = "LEASEHOLD_TEST_WRAPPER";
+/// Is in the environment of wrapper, guardian, command and all below it.
+const TAG: &str = "LEASEHOLD_TEST_TAG";
+/// What a busy machine may need to run a process that is due, and the kernel to end one.
+pub const SLACK: Duration = Duration::from_secs(3);
+
+/// The wrapper's exit code if nothing was started.
+pub const NOT_STARTED: i32 = 76;
+
+/// What the wrapper does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Setup {
+    pub command: Vec<String>,
+    /// From each renewal to TERM.
+    pub soft: Duration,
+    /// From each renewal to KILL.
+    pub hard: Duration,
+    pub kill_grace: Duration,
+    /// Renews this often; `None` never.
+    pub renew_every: Option<Duration>,
+    /// Ends the command on TERM, INT, HUP and QUIT instead of only handing them on.
+    pub end_on_signal: bool,
+    /// Asks for the end after this long.
+    pub end_after: Option<Duration>,
+    /// Filled in by [`Setup::start`].
+    pub report: PathBuf,
+}
+
+impl Setup {
+    /// Renewed until the command ends.
+    pub fn new(command: &[&str]) -> Self {
+        Self {
+            command: command.iter().map(ToString::to_string).collect(),
+            soft: Duration::from_secs(20),
+            hard: Duration::from_secs(30),
+            kill_grace: Duration::from_secs(10),
+            renew_every: Some(Duration::from_millis(50)),
+            end_on_signal: false,
+            end_after: None,
+            report: PathBuf::new(),
+        }
+    }
+
+    /// Runs a script, which finds the path to touch when it is ready in `$READY`.
+    pub fn script(script: &str) -> Self {
+        Self::new(&["sh", "-c", script])
+    }
+
+    pub fn deadlines(mut self, soft_ms: u64, hard_ms: u64) -> Self {
+        self.soft = Duration::from_millis(soft_ms);
+        self.hard = Duration::from_millis(hard_ms);
+        self
+    }
+
+    pub fn kill_grace(mut self, kill_grace: Duration) -> Self {
+        self.kill_grace = kill_grace;
+        self
+    }
+
+    /// Starts the wrapper, in a process group of its own.
+    pub fn start(self) -> Tree {
+        self.start_below(&[])
+    }
+
+    /// Starts the wrapper below another program.
+    pub fn start_below(mut self, outer: &[&str]) -> Tree {
+        let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
+        fs::create_dir(&folder).unwrap();
+        self.report = folder.join("report");
+        let tag = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let this = std::env::current_exe().unwrap();
+        let mut argv: Vec<OsString> = outer.iter().map(OsString::from).collect();
+        argv.push(this.into());
+        let child = Command::new(&argv[0])
+            .args(&argv[1..])
+            .args([
+                "--exact",
+                "supervise_wrapper::wrapper_process",
+                "--nocapture",
+            ])
+            .env(SETUP, serde_json::to_string(&self).unwrap())
+            .env(TAG, &tag)
+            .env("READY", folder.join("ready"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Tree {
+            child,
+            tag,
+            folder,
+            setup: self,
+        }
+    }
+}
+
+/// A wrapper and everything below it, found by a variable in the environment.
+pub struct Tree {
+    child: Child,
+    tag: String,
+    folder: PathBuf,
+    setup: Setup,
+}
+
+impl Tree {
+    /// Waits until the script has said that it is ready.
+    pub fn ready(self) -> Self {
+        until("the script is ready", SLACK * 3, || {
+            self.folder.join("ready").exists()
+        });
+        self
+    }
+
+    pub fn wrapper(&self) -> i32 {
+        // Below another program it is not our own child.
+        self.tagged()
+            .into_iter()
+            .find(|&pid| {
+                has_argument(pid, "supervise_wrapper::wrapper_process")
+                    && !has_argument(pid, "unshare")
+            })
+            .unwrap_or_else(|| self.child.id().cast_signed())
+    }
+
+    pub fn guardian(&self) -> Option<i32> {
+        self.tagged()
+            .into_iter()
+            .find(|&pid| has_argument(pid, "__guardian"))
+    }
+
+    /// The command and its descendants, those alive.
+    pub fn commands(&self) -> BTreeSet<i32> {
+        let mut pids = self.tagged();
+        pids.retain(|&pid| {
+            !has_argument(pid, "__guardian")
+                && !has_argument(pid, "supervise_wrapper::wrapper_process")
+        });
+        pids
+    }
+
+    /// Everybody with our tag. A zombie has no environment any more, so it counts as dead.
+    pub fn tagged(&self) -> BTreeSet<i32> {
+        let needle = format!("{TAG}={}", self.tag);
+        processes()
+            .filter(|pid| {
+                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environment
+                    .split(|&byte| byte == 0)
+                    .any(|entry| entry == needle.as_bytes())
+            })
+            .collect()
+    }
+
+    pub fn signal_group(&self, signal: Signal) {
+        // Nobody may be left in it.
+        let _ = kill_process_group(
+            Pid::from_raw(self.child.id().cast_signed()).unwrap(),
+            signal,
+        );
+    }
+
+    /// Waits until nothing of the command is alive.
+    pub fn commands_end_within(&self, within: Duration) {
+        until(
+            &format!("the command of {:?} has ended", self.setup.command),
+            within,
+            || self.commands().is_empty(),
+        );
+    }
+
+    /// Waits for the end of the wrapper (or of the program around it).
+    pub fn wait(&mut self, within: Duration) -> ExitStatus {
+        let mut status = None;
+        until("the wrapper has ended", within, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// Waits for the end of all, which must have left nothing behind; what the wrapper reported.
+    pub fn finish(mut self, within: Duration) -> (ExitStatus, ChildEnded) {
+        let status = self.wait(within);
+        assert_eq!(
+            self.commands(),
+            BTreeSet::new(),
+            "alive after the end was reported"
+        );
+        let report = fs::read(self.folder.join("report")).expect("the wrapper reports");
+        (status, serde_json::from_slice(&report).unwrap())
+    }
+
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // Only after a failed test is anyone left here; also a frozen one dies of KILL.
+        for pid in self.tagged() {
+            signal(pid, Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Sends a signal to one process, which may have ended.
+pub fn signal(pid: i32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
+}
+
+/// Waits until something is true; fails if it is not in time.
+pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
+    let give_up = BootInstant::now() + within;
+    while !done() {
+        assert!(
+            BootInstant::now() < give_up,
+            "not within {within:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn processes() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// Whether this is one of the words that the process was started with.
+pub fn has_argument(pid: i32, argument: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|&byte| byte == 0)
+        .any(|word| word == argument.as_bytes())
+}
+
+/// Does nothing as a test; as a wrapper it exits by the command's code.
+#[test]
+fn wrapper_process() {
+    if let Ok(setup) = std::env::var(SETUP) {
+        std::process::exit(run_wrapper(&serde_json::from_str(&setup).unwrap()));
+    }
+}
+
+fn run_wrapper(setup: &Setup) -> i32 {
+    let path = std::env::var_os("PATH");
+    let program = match resolve_command(setup.command[0].as_ref(), path.as_deref()) {
+        Ok(program) => program,
+        Err(error) => {
+            eprintln!("{error}");
+            return error.exit_code().into();
+        }
+    };
+    let guardian_exe = PathBuf::from(env!("CARGO_BIN_EXE_leasehold"));
+    let supervisor = Supervisor::spawn(&Options { guardian_exe }).unwrap();
+    let spec = StartSpec {
+        program,
+        argv0: OsString::from(&setup.command[0]),
+        args: setup.command[1..].iter().map(OsString::from).collect(),
+        env: vec![("GIVEN_BY_WRAPPER".into(), "yes".into())],
+        deadlines: deadlines(setup),
+        kill_grace: setup.kill_grace,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (handle, events) = supervisor.split();
+    let ended = match runtime.block_on(drive(setup, spec, handle, events)) {
+        Ok(ended) => ended,
+        Err(error) => {
+            eprintln!("{error}");
+            return NOT_STARTED;
+        }
+    };
+    let temporary = setup.report.with_extension("new");
+    let mut file = fs::File::create(&temporary).unwrap();
+    file.write_all(&serde_json::to_vec(&ended).unwrap())
+        .unwrap();
+    fs::rename(temporary, &setup.report).unwrap();
+    ended.exit_code().into()
+}
+
+async fn drive(
+    setup: &Setup,
+    spec: StartSpec,
+    handle: SupervisorHandle,
+    mut events: Events,
+) -> Result<ChildEnded, StartError> {
+    let mut signals = Signals::install().unwrap();
+    handle.start(spec).await?;
+    let mut renew = tokio::time::interval(setup.renew_every.unwrap_or(Duration::from_hours(1)));
+    let end = tokio::time::sleep(setup.end_after.unwrap_or(Duration::from_hours(1)));
+    tokio::pin!(end);
+    let mut end_asked = false;
+    let mut renewing = setup.renew_every.is_some();
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                Some(Event::Ended(ended)) => return Ok(ended),
+                Some(Event::Ending(_)) => {}
+                None => panic!("the events end with Ended"),
+            },
+            heard = signals.recv() => {
+                handle.forward(heard);
+                if setup.end_on_signal && Signals::ends_waiting(heard) {
+                    handle.end_now(setup.kill_grace);
+                }
+            }
+            _ = renew.tick(), if renewing => renewing = handle.extend(deadlines(setup)).await.is_ok(),
+            () = &mut end, if !end_asked => {
+                end_asked = true;
+                handle.end_now(setup.kill_grace);
+            }
+        }
+    }
+}
+
+fn deadlines(setup: &Setup) -> Deadlines {
+    let now = BootInstant::now();
+    Deadlines {
+        soft: now + setup.soft,
+        hard: now + setup.hard,
+    }
+}
