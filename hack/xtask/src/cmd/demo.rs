@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: the nightly-billing story, from nothing.
 
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -47,15 +48,9 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     if let Some(leasehold) = program(LEASEHOLD) {
         command.env("LEASEHOLD_BIN", leasehold);
     }
-    let status = command
-        .status()
-        .with_context(|| format!("can't run {STORY}"))?;
-    Ok(ExitCode::from(
-        status
-            .code()
-            .and_then(|code| u8::try_from(code).ok())
-            .unwrap_or(1),
-    ))
+    // In our place, so that whoever ends us ends the story, and it what it has started.
+    let error = command.exec();
+    Err(error).with_context(|| format!("can't run {STORY}"))
 }
 
 /// Builds the programs as they are released, with cargo's own progress; returns their names and places.
