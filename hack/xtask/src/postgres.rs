@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn users_are_found_by_their_whole_name() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\npostgres2:x:7:8::/:/bin/sh\npostgres:x:101:102:x:/:/bin/bash\n";
+        let passwd = "root:x:0:0:root:/:/bin/sh\npostgres2:x:7:8::/:/bin/sh\npostgres:x:101:102:x:/:/bin/bash\n";
         assert_eq!(ids_of(passwd, "postgres"), Some((101, 102)));
         assert_eq!(ids_of(passwd, "nobody"), None);
     }
