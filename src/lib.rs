@@ -3,6 +3,7 @@
 pub mod api;
 pub mod clock;
 pub mod engine;
+pub mod fence;
 pub mod lease;
 #[cfg(all(feature = "cli", target_os = "linux"))]
 pub mod supervise;

@@ -7,6 +7,8 @@ mod api_crds;
 mod api_local;
 mod api_objects;
 mod api_served;
+#[cfg(feature = "fence-postgres")]
+mod fence;
 mod server;
 #[cfg(target_os = "linux")]
 mod supervise_ends;

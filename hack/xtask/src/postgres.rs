@@ -5,7 +5,7 @@
 use std::env;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -54,7 +54,7 @@ impl Postgres {
 
     fn start_once(bin: &Path, programs: &Programs, user: Option<(u32, u32)>) -> Result<Self> {
         // The other user must be able to reach its folders, not to read ours.
-        let folder = OwnedFolder::new(&base_for(user.is_some())?, "postgres", 0o711)?;
+        let folder = OwnedFolder::new(&base_for(user.is_some()), "postgres", 0o711)?;
         let (data, socket_dir) = (folder.path().join("data"), folder.path().join("socket"));
         let password_file = folder.path().join("password");
         let password = format!("{:016x}", RandomState::new().hash_one(0));
@@ -169,38 +169,33 @@ pub fn ensure_installed() -> Result<()> {
         );
     }
     let mut progress = crate::progress::Progress::start("Installing PostgreSQL (apt-get)");
-    // The lists of packages are brought up to date only if need be: that takes longer than the package.
-    let install = ["install", "--yes", "--no-install-recommends", PACKAGE];
-    let result = apt_get(&install).or_else(|_| {
-        progress.tell("updating the lists of packages");
-        apt_get(&["update"]).and_then(|()| apt_get(&install))
-    });
-    if let Err(error) = result {
-        progress.give_up();
-        return Err(error);
+    for args in [
+        vec!["update"],
+        vec!["install", "--yes", "--no-install-recommends", PACKAGE],
+    ] {
+        progress.tell(args[0]);
+        let mut command = Command::new("apt-get");
+        // A server of the system's own is not wanted: the package would start one.
+        command
+            .arg("--quiet")
+            .args(&args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .env("RUNLEVEL", "1")
+            .stdin(Stdio::null());
+        let output = command.output().context("can't run apt-get")?;
+        if !output.status.success() {
+            progress.give_up();
+            bail!(
+                "`apt-get {}` failed: {}",
+                args.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
     }
     progress.done("");
     find_programs()
         .map(drop)
         .with_context(|| format!("the package {PACKAGE} brought no server"))
-}
-
-fn apt_get(args: &[&str]) -> Result<()> {
-    let mut command = Command::new("apt-get");
-    command.arg("--quiet").args(args).stdin(Stdio::null());
-    // With runlevel 1 the package does not start a server of the system's own, which nobody asked for.
-    command
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .env("RUNLEVEL", "1");
-    let output = command.output().context("can't run apt-get")?;
-    if !output.status.success() {
-        bail!(
-            "`apt-get {}` failed: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(())
 }
 
 fn install_hint() -> String {
@@ -282,35 +277,21 @@ fn ids_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// A folder of ours among the temporary files, where another user can enter if one has to.
-fn base_for(another_user: bool) -> Result<PathBuf> {
+/// A folder for temporary files; one that others can enter, if another user has to.
+fn base_for(another_user: bool) -> PathBuf {
     let usual = env::temp_dir();
     let open = |dir: &Path| {
         dir.ancestors()
             .all(|dir| fs::metadata(dir).is_ok_and(|data| data.permissions().mode() & 0o001 != 0))
     };
-    let temporary = if !another_user || open(&usual) {
-        usual
-    } else {
-        ["/tmp", "/var/tmp"]
-            .into_iter()
-            .map(PathBuf::from)
-            .find(|dir| open(dir))
-            .unwrap_or(usual)
-    };
-    let uid = geteuid().as_raw();
-    let base = temporary.join(format!("leasehold-{uid}"));
-    // It may be there already; then it must be ours, since anybody may make folders here.
-    let _ = fs::DirBuilder::new().mode(0o711).create(&base);
-    let data =
-        fs::symlink_metadata(&base).with_context(|| format!("can't make {}", base.display()))?;
-    if !data.is_dir() || data.uid() != uid {
-        bail!(
-            "{} belongs to somebody else; set TMPDIR to another folder",
-            base.display()
-        );
+    if !another_user || open(&usual) {
+        return usual;
     }
-    Ok(base)
+    ["/tmp", "/var/tmp"]
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|dir| open(dir))
+        .unwrap_or(usual)
 }
 
 #[cfg(test)]
@@ -319,7 +300,7 @@ mod tests {
 
     #[test]
     fn users_are_found_by_their_whole_name() {
-        let passwd = "root:x:0:0:root:/:/bin/sh\npostgres2:x:7:8::/:/bin/sh\npostgres:x:101:102:x:/:/bin/bash\n";
+        let passwd = "root:x:0:0:root:/root:/bin/sh\npostgres2:x:7:8::/:/bin/sh\npostgres:x:101:102:x:/:/bin/bash\n";
         assert_eq!(ids_of(passwd, "postgres"), Some((101, 102)));
         assert_eq!(ids_of(passwd, "nobody"), None);
     }

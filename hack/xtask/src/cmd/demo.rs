@@ -1,7 +1,6 @@
 //! `cargo xtask demo`: the nightly-billing story, from nothing.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -48,9 +47,15 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     if let Some(leasehold) = program(LEASEHOLD) {
         command.env("LEASEHOLD_BIN", leasehold);
     }
-    // In our place, so that whoever ends us ends the story, and it what it has started.
-    let error = command.exec();
-    Err(error).with_context(|| format!("can't run {STORY}"))
+    let status = command
+        .status()
+        .with_context(|| format!("can't run {STORY}"))?;
+    Ok(ExitCode::from(
+        status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(1),
+    ))
 }
 
 /// Builds the programs as they are released, with cargo's own progress; returns their names and places.
