@@ -17,11 +17,12 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process_group, set_child_subreaper, setsid, wait,
 };
+use rustix::thread::set_name;
 use signal_hook::consts::signal as number;
 
 use super::plan::{Due, Plan};
 use super::timer::BootTimer;
-use super::tree::{Process, living_below, signal_all};
+use super::tree::{Process, has_children, kill_all, living_below, signal_all};
 use super::wire::{Channel, StartFrame, ToGuardian, ToWrapper, VERSION};
 use super::{ChildEnded, ChildStatus, EXEC_ARG, EndReason, signals};
 use crate::clock::BootInstant;
@@ -64,6 +65,8 @@ impl Guardian {
     fn set_up() -> io::Result<Self> {
         // Away from the wrapper's session and group: neither Ctrl-C nor a KILL of that group reaches us.
         setsid()?;
+        // `ps` would show "exe". Without "leasehold", `pkill -9 leasehold` ends only one half.
+        set_name(c"lock-guardian")?;
         set_child_subreaper(Some(getpid()))?;
         survive_signals()?;
         let (child_ended, wake) = UnixStream::pair()?;
@@ -111,7 +114,7 @@ impl Guardian {
             Due::Nothing => {}
         }
         if running.plan.is_killing() {
-            running.signal_everything(Signal::KILL);
+            running.kill_everything();
         }
     }
 
@@ -299,26 +302,32 @@ impl Running {
 
     /// The group first, in one stroke, then whoever is outside of it.
     fn signal_everything(&self, signal: Signal) {
-        if self.status.is_none() {
-            // Refused only if every member is another user's; the walk finds that out one by one.
-            let _ = kill_process_group(self.main, signal);
-        }
+        self.signal_group(signal);
         let group = self
             .status
             .is_none()
             .then_some(self.main.as_raw_nonzero().get());
         let mut outside = living_below(own_pid());
-        // A second KILL does no harm and catches who changed groups meanwhile; a second TERM would be one too many.
-        if signal != Signal::KILL {
-            outside.retain(|process| Some(process.group) != group);
-        }
+        outside.retain(|process| Some(process.group) != group);
         signal_all(&outside, signal);
     }
 
-    fn forward(&self, signal: i32) {
-        if let (None, Some(signal)) = (self.status, Signal::from_named_raw(signal)) {
-            // Fails only if the group has just ended.
+    fn kill_everything(&self) {
+        self.signal_group(Signal::KILL);
+        kill_all(own_pid(), || living_below(own_pid()));
+    }
+
+    /// Once the command is reaped, the number of its group may be another's.
+    fn signal_group(&self, signal: Signal) {
+        if self.status.is_none() {
+            // Refused only if the group has just ended, or every member is another user's.
             let _ = kill_process_group(self.main, signal);
+        }
+    }
+
+    fn forward(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.signal_group(signal);
         }
     }
 }
@@ -350,13 +359,6 @@ fn sleep_on<const N: usize>(mut fds: [PollFd<'_>; N]) -> io::Result<()> {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether we have any child, dead or alive. For a subreaper: whether anything is left below it.
-fn has_children() -> bool {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
 }
 
 fn own_pid() -> i32 {

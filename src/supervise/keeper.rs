@@ -3,7 +3,6 @@
 //! The guardian acts first; this thread gives it a moment at `soft`, none at `hard`. Once the guardian is gone, what
 //! it was the parent of has become ours.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,14 +17,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::guardian::KILL_GIVE_UP_AFTER;
 use super::timer::BootTimer;
-use super::tree::{Process, descendants, living_below, reap, signal_all, snapshot};
+use super::tree::{
+    Process, descendants, has_children, kill_all, living_below, reap, signal_all, snapshot,
+};
+use super::watched::{GUARDIAN_LATE_AFTER, Watched};
 use super::wire::{Channel, ToGuardian, ToWrapper};
 use super::wrapper::{Event, ExtendError, StartError};
 use super::{ChildEnded, ChildStatus, Deadlines, EndReason, StartSpec};
 use crate::clock::BootInstant;
 
-/// How long the guardian may be late before we do its work at `soft`, and before we give it up after `hard`.
-const GUARDIAN_LATE_AFTER: Duration = Duration::from_millis(250);
+/// So many walks that find nobody, `KILL_PASS_EVERY` apart, prove that nobody is left.
+const SURE_AFTER_WALKS: u32 = 10;
 /// Between two walks while killing.
 const KILL_PASS_EVERY: Duration = Duration::from_millis(20);
 
@@ -58,119 +60,6 @@ pub(super) struct Keeper {
     /// All handles are gone.
     abandoned: bool,
     command: Option<Watched>,
-}
-
-/// The command, from the request to start it on.
-struct Watched {
-    starting: Option<oneshot::Sender<Result<i32, StartError>>>,
-    pid: Option<Pid>,
-    kill_grace: Duration,
-    /// What the guardian has acknowledged, or was started with.
-    acknowledged: Deadlines,
-    pending: VecDeque<Pending>,
-    next_id: u64,
-    /// Why the end is under way, as far as we know.
-    ending: Option<EndReason>,
-    /// The guardian said that it has sent TERM.
-    guardian_ends: bool,
-    /// The end was asked for: when the guardian must have begun, and when KILL is due whatever is acknowledged later.
-    asked: Option<Asked>,
-    /// We sent TERM in the guardian's stead.
-    termed: bool,
-    /// After `hard`: the next walk.
-    next_pass: Option<BootInstant>,
-}
-
-struct Pending {
-    id: u64,
-    deadlines: Deadlines,
-    reply: oneshot::Sender<Result<(), ExtendError>>,
-}
-
-#[derive(Clone, Copy)]
-struct Asked {
-    late_at: BootInstant,
-    kill_at: BootInstant,
-}
-
-impl Watched {
-    fn new(deadlines: Deadlines, kill_grace: Duration) -> Self {
-        Self {
-            starting: None,
-            pid: None,
-            kill_grace,
-            acknowledged: deadlines,
-            pending: VecDeque::new(),
-            next_id: 0,
-            ending: None,
-            guardian_ends: false,
-            asked: None,
-            termed: false,
-            next_pass: None,
-        }
-    }
-
-    /// The soonest of what was acknowledged and what is on its way: an answer may be lost in either direction.
-    fn in_force(&self) -> Deadlines {
-        let mut deadlines = self
-            .pending
-            .iter()
-            .fold(self.acknowledged, |soonest, pending| {
-                soonest.min(pending.deadlines)
-            });
-        if let Some(asked) = self.asked {
-            deadlines.hard = deadlines.hard.min(asked.kill_at);
-        }
-        deadlines
-    }
-
-    /// When to send TERM in the guardian's stead, if it is still to be sent.
-    fn term_at(&self) -> Option<BootInstant> {
-        if self.guardian_ends || self.termed {
-            return None;
-        }
-        let Deadlines { soft, hard } = self.in_force();
-        let late = GUARDIAN_LATE_AFTER.min(hard.saturating_duration_since(soft) / 4);
-        let at = soft + late;
-        Some(self.asked.map_or(at, |asked| at.min(asked.late_at)))
-    }
-
-    fn next_wake(&self) -> BootInstant {
-        let Deadlines { soft, hard } = self.in_force();
-        let term_at = self.term_at().unwrap_or(BootInstant::MAX);
-        let answer_by = if self.pending.is_empty() {
-            BootInstant::MAX
-        } else {
-            soft
-        };
-        self.next_pass.unwrap_or(hard).min(term_at).min(answer_by)
-    }
-
-    fn extended(&mut self, id: u64, accepted: bool) {
-        let Some(index) = self.pending.iter().position(|pending| pending.id == id) else {
-            return;
-        };
-        let Some(pending) = self.pending.remove(index) else {
-            return;
-        };
-        if accepted {
-            self.acknowledged = pending.deadlines;
-        }
-        // The caller may have stopped waiting.
-        let _ = pending.reply.send(if accepted {
-            Ok(())
-        } else {
-            Err(ExtendError::TooLate)
-        });
-    }
-
-    /// `soft` has passed without an answer. What was sooner stays in force, what was later never comes into force.
-    fn give_up_pending(&mut self) {
-        self.acknowledged = self.in_force();
-        for pending in self.pending.drain(..) {
-            let _ = pending.reply.send(Err(ExtendError::NotAcknowledged));
-        }
-    }
 }
 
 impl Keeper {
@@ -232,7 +121,9 @@ impl Keeper {
         if now >= hard {
             watched.ending.get_or_insert(EndReason::Deadline);
             watched.next_pass = Some(now + KILL_PASS_EVERY);
-            signal_all(&self.below_guardian(), Signal::KILL);
+            kill_all(self.guardian.as_raw_nonzero().get(), || {
+                self.below_guardian()
+            });
             if now >= hard + GUARDIAN_LATE_AFTER {
                 // Its report may be in already, if it was us who were frozen.
                 return Some(self.listen().unwrap_or_else(|| self.stand_in()));
@@ -327,17 +218,15 @@ impl Keeper {
             let _ = reply.send(Err(StartError::TooLate));
             return;
         }
-        let watched = Watched::new(spec.deadlines.ordered(), spec.kill_grace);
+        let mut watched = Watched::new(spec.deadlines.ordered(), spec.kill_grace);
         let sent = io::stdin().as_fd().try_clone_to_owned().and_then(|stdin| {
             self.channel
                 .send_with_fd(&ToGuardian::Start(Box::new(spec.into())), stdin)
         });
         match sent {
             Ok(()) => {
-                self.command = Some(Watched {
-                    starting: Some(reply),
-                    ..watched
-                });
+                watched.starting = Some(reply);
+                self.command = Some(watched);
             }
             Err(error) => {
                 let _ = reply.send(Err(StartError::Refused(error.to_string())));
@@ -355,13 +244,7 @@ impl Keeper {
             return;
         }
         let deadlines = deadlines.ordered();
-        let id = watched.next_id;
-        watched.next_id += 1;
-        watched.pending.push_back(Pending {
-            id,
-            deadlines,
-            reply,
-        });
+        let id = watched.asked_to_extend(deadlines, reply);
         self.tell(&ToGuardian::Extend { id, deadlines });
     }
 
@@ -369,16 +252,7 @@ impl Keeper {
         let Some(watched) = &mut self.command else {
             return;
         };
-        let now = BootInstant::now();
-        watched.ending.get_or_insert(reason);
-        let before = watched.asked.unwrap_or(Asked {
-            late_at: now + GUARDIAN_LATE_AFTER,
-            kill_at: BootInstant::MAX,
-        });
-        watched.asked = Some(Asked {
-            kill_at: before.kill_at.min(now + grace),
-            ..before
-        });
+        watched.asked_to_end(BootInstant::now(), grace, reason);
         self.tell(&ToGuardian::End { grace });
     }
 
@@ -414,17 +288,27 @@ impl Keeper {
         // It may be frozen; KILL ends it all the same. From then on its children are ours.
         let _ = kill_process(self.guardian, Signal::KILL);
         let mut guardian_reaped = false;
+        let mut empty_walks = 0;
         let mut status = ChildStatus::Unknown;
         loop {
             guardian_reaped = guardian_reaped || is_reaped(self.guardian);
-            signal_all(&commands_below(own_pid()), Signal::KILL);
+            // Nobody of another session can be in our group.
+            kill_all(0, || commands_below(own_pid()));
             for orphan in adopted(self.guardian) {
                 if let (Some(ended), true) = (reap(orphan), Pid::from_raw(orphan) == main) {
                     status = ChildStatus::from(ended);
                 }
             }
             let left = commands_below(own_pid());
-            let all_reaped = guardian_reaped && left.is_empty();
+            empty_walks = if guardian_reaped && left.is_empty() {
+                empty_walks + 1
+            } else {
+                0
+            };
+            // A walk can miss who forks and exits; the kernel misses nobody. But it also counts children that other
+            // parts of this process have started, and then several walks must do.
+            let all_reaped =
+                empty_walks > 0 && (!has_children() || empty_walks >= SURE_AFTER_WALKS);
             if all_reaped || BootInstant::now() >= give_up {
                 let left = left.iter().map(|process| process.pid).collect();
                 let reason = self.command.as_ref().and_then(|watched| watched.ending);

@@ -31,9 +31,10 @@
 //!
 //! # Not guaranteed
 //!
-//! - Wrapper and guardian both frozen past `hard`: nobody acts until one thaws. Only a gate protects then.
-//! - Wrapper and guardian both killed, neither having time to act: the command dies with the guardian, its
-//!   descendants do not. In a container the wrapper as PID 1 takes all with it.
+//! - Both halves frozen past `hard`, or the guardian frozen and the wrapper killed: nobody acts until one thaws. Only
+//!   a gate protects then.
+//! - The guardian killed and the wrapper, before it had time to act, killed or frozen: the command dies with the
+//!   guardian, its descendants live on, until the wrapper thaws. In a container the wrapper as PID 1 takes all with it.
 //! - A set-user-ID command: the kernel takes the binding to the guardian from it, and we may not signal another
 //!   user's processes. What can't be killed is reported in [`ChildEnded::left`], and the lock must then expire.
 //! - A process in uninterruptible sleep dies only when it wakes up; it is reported in the same way.
@@ -56,6 +57,7 @@ mod plan;
 mod signals;
 mod timer;
 mod tree;
+mod watched;
 mod wire;
 mod wrapper;
 

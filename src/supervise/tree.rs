@@ -4,14 +4,17 @@
 //! only below a subreaper, where an orphan is adopted instead of leaving the tree. A walk is a snapshot: who forks
 //! meanwhile may be missed, so the killer walks again until nothing is left.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, pidfd_send_signal,
-    waitpid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, kill_process,
+    kill_process_group, pidfd_open, pidfd_send_signal, waitid, waitpid,
 };
+
+/// Walks in one go while killing; after these it is time to reap.
+const KILL_ROUNDS: usize = 4;
 
 /// One line of `/proc/PID/stat`, as far as we need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,22 +50,18 @@ impl Process {
     }
 
     /// Sends a signal to this very process, not to one that got its number later.
-    fn signal(&self, signal: Signal) -> Result<(), Errno> {
+    fn signal(&self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else {
-            return Ok(());
+            return;
         };
-        let sent = match pidfd_open(pid, PidfdFlags::empty()) {
+        let _ = match pidfd_open(pid, PidfdFlags::empty()) {
             // From here on the descriptor names one process; is it the one we read?
-            Ok(_) if Self::read(self.pid).is_none_or(|now| now.started != self.started) => Ok(()),
+            Ok(_) if Self::read(self.pid).is_none_or(|now| now.started != self.started) => return,
             Ok(pidfd) => pidfd_send_signal(&pidfd, signal),
-            Err(Errno::SRCH) => Ok(()),
+            Err(Errno::SRCH) => return,
             // Too old a kernel, a sandbox that forbids it, or no descriptors left.
             Err(_) => kill_process(pid, signal),
         };
-        match sent {
-            Err(Errno::SRCH) => Ok(()),
-            other => other,
-        }
     }
 }
 
@@ -102,13 +101,41 @@ pub(super) fn living_below(root: i32) -> Vec<Process> {
     found
 }
 
-/// Sends a signal to each; returns those that refused it (another user's, through a set-user-ID program).
-pub(super) fn signal_all(processes: &[Process], signal: Signal) -> Vec<i32> {
-    processes
-        .iter()
-        .filter(|process| process.signal(signal).is_err())
-        .map(|process| process.pid)
-        .collect()
+/// Sends a signal to each. Who is another user's, through a set-user-ID program, refuses it, and is found again.
+pub(super) fn signal_all(processes: &[Process], signal: Signal) {
+    for process in processes {
+        process.signal(signal);
+    }
+}
+
+/// Sends KILL to all that `find` finds, until it finds nobody or for a few rounds; who is still dying is found again.
+///
+/// Whole groups at a time: the kernel lets no fork of a member slip through, where a walk sees only who lives long
+/// enough to be read. `spare` is the group that must not be killed so: a descendant can join ours.
+pub(super) fn kill_all(spare: i32, find: impl Fn() -> Vec<Process>) {
+    for _ in 0..KILL_ROUNDS {
+        let found = find();
+        if found.iter().all(|process| process.zombie) {
+            return;
+        }
+        let groups: BTreeSet<i32> = found.iter().map(|process| process.group).collect();
+        for group in groups
+            .into_iter()
+            // To the kernel "group 1" means everybody.
+            .filter(|&group| group > 1 && group != spare)
+            .filter_map(Pid::from_raw)
+        {
+            // Gone, or another user's: what remains of it is found below, and again.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        signal_all(&found, Signal::KILL);
+    }
+}
+
+/// Whether this process has any child, dead or alive. False says of a subreaper that nothing at all is below it.
+pub(super) fn has_children() -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
 }
 
 /// Collects one child that has ended, if it has.

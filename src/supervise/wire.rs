@@ -140,7 +140,10 @@ impl Channel {
 
     /// Sends what the socket takes now.
     pub fn flush(&mut self) {
-        while !self.outbound.is_empty() && !self.closed {
+        if self.closed {
+            self.outbound.clear();
+        }
+        while !self.outbound.is_empty() {
             let sent = match &self.outbound_fd {
                 Some(fd) => send_fd(self.socket.as_fd(), self.outbound.as_slices().0, fd),
                 None => send(

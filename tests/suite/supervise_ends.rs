@@ -72,6 +72,21 @@ fn the_command_gets_its_arguments_environment_and_standard_input() {
 }
 
 #[test]
+fn a_long_command_line_reaches_the_command_byte_by_byte() {
+    // Longer than the socket's buffer, so it travels in pieces.
+    let long = "x".repeat(100_000);
+    let mut command = vec![
+        "sh",
+        "-c",
+        "test $# = 12 && test ${#12} = 100000 && exit 9",
+        "sh",
+    ];
+    command.extend([long.as_str(); 12]);
+    let (exit, _) = Setup::new(&command).start().finish(SLACK * 3);
+    assert_eq!(exit.code(), Some(9));
+}
+
+#[test]
 fn descendants_that_outlive_the_command_are_ended_with_it() {
     let script = "trap '' TERM; setsid sleep 600 & (sleep 600 &) ; exit 4";
     let setup = Setup::script(script).kill_grace(Duration::from_millis(300));

@@ -108,6 +108,37 @@ fn guardian_killed() {
 }
 
 #[test]
+fn a_command_that_forks_and_exits_without_end_is_caught() {
+    // Each generation lives shorter than a walk through /proc takes, outside the command's own group.
+    let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
+    std::fs::create_dir(&folder).unwrap();
+    let comet = folder.join("comet");
+    std::fs::write(&comet, "trap '' TERM; : > \"$0.beat\"; sh \"$0\" &\n").unwrap();
+    let script = format!("setsid sh {} & : > \"$READY\"; sleep 600", comet.display());
+    for lose_guardian in [false, true] {
+        let setup = Setup {
+            renew_every: None,
+            ..Setup::script(&script)
+        };
+        let tree = setup.deadlines(1500, 1700).start().ready();
+        let beat = folder.join("comet.beat");
+        until("it flies", SLACK, || beat.exists());
+        if lose_guardian {
+            signal(tree.guardian().unwrap(), Signal::KILL);
+        }
+        let (_, ended) = tree.finish(SLACK * 2);
+        assert!(ended.all_reaped, "{ended:?}");
+        std::fs::remove_file(&beat).unwrap();
+        let look_until = BootInstant::now() + Duration::from_millis(200);
+        until("it had time to be seen", SLACK, || {
+            BootInstant::now() > look_until
+        });
+        assert!(!beat.exists(), "it still flies");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn guardian_killed_while_the_wrapper_is_frozen() {
     let tree = start();
     let wrapper = tree.wrapper();

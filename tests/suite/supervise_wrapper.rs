@@ -20,7 +20,7 @@ use leasehold::supervise::{
 use rustix::process::{Pid, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
-/// Holds a [`Setup`]; its presence turns [`wrapper_process`] into a wrapper.
+/// The file that holds a [`Setup`]; its presence turns [`wrapper_process`] into a wrapper.
 const SETUP: &str = "LEASEHOLD_TEST_WRAPPER";
 /// Is in the environment of wrapper, guardian, command and all below it.
 const TAG: &str = "LEASEHOLD_TEST_TAG";
@@ -90,6 +90,8 @@ impl Setup {
         let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
         fs::create_dir(&folder).unwrap();
         self.report = folder.join("report");
+        let setup = folder.join("setup");
+        fs::write(&setup, serde_json::to_vec(&self).unwrap()).unwrap();
         let tag = folder.file_name().unwrap().to_str().unwrap().to_owned();
         let this = std::env::current_exe().unwrap();
         let mut argv: Vec<OsString> = outer.iter().map(OsString::from).collect();
@@ -101,7 +103,7 @@ impl Setup {
                 "supervise_wrapper::wrapper_process",
                 "--nocapture",
             ])
-            .env(SETUP, serde_json::to_string(&self).unwrap())
+            .env(SETUP, &setup)
             .env(TAG, &tag)
             .env("READY", folder.join("ready"))
             .stdin(Stdio::null())
@@ -268,8 +270,9 @@ pub fn has_argument(pid: i32, argument: &str) -> bool {
 /// Does nothing as a test; as a wrapper it exits by the command's code.
 #[test]
 fn wrapper_process() {
-    if let Ok(setup) = std::env::var(SETUP) {
-        std::process::exit(run_wrapper(&serde_json::from_str(&setup).unwrap()));
+    if let Some(setup) = std::env::var_os(SETUP) {
+        let setup = serde_json::from_slice(&fs::read(setup).unwrap()).unwrap();
+        std::process::exit(run_wrapper(&setup));
     }
 }
 
