@@ -1,6 +1,7 @@
 //! Leasehold: distributed locks for Kubernetes that hold, and fence.
 
 pub mod api;
+pub mod client;
 pub mod clock;
 pub mod engine;
 pub mod fence;

@@ -1,0 +1,111 @@
+//! What can go wrong, one type an operation.
+
+use std::time::Duration;
+
+use super::acquire::WaitReport;
+use crate::engine::TermsError;
+use crate::lease::StoreError;
+
+/// Why there is no connection to a server.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Neither a kubeconfig nor a Pod's environment.
+    #[error("no Kubernetes configuration: {0}; set KUBECONFIG, or run in a Pod")]
+    Config(String),
+    /// The configuration can't be used.
+    #[error("the Kubernetes configuration cannot be used: {0}")]
+    Client(String),
+}
+
+/// Why a lock was not acquired. Nothing is held, and nothing is left in the queue, unless it says so.
+#[derive(Debug, thiserror::Error)]
+pub enum AcquireError {
+    /// Held, or another's turn, and it was not to wait.
+    #[error("lock {:?} is busy: {}", .0.lock, .0)]
+    Busy(Box<WaitReport>),
+    /// Not had within the time given.
+    #[error("lock {:?} was not to be had in time: {}", .0.lock, .0)]
+    TimedOut(Box<WaitReport>),
+    /// The operator refused the claim: too many wait already.
+    #[error("the claim on lock {lock:?} was refused: {message}")]
+    Rejected {
+        /// The lock.
+        lock: String,
+        /// The operator's words.
+        message: String,
+    },
+    /// There is no such lock.
+    #[error("there is no lock {lock:?} in namespace {namespace:?}")]
+    NoSuchLock {
+        /// The lock.
+        lock: String,
+        /// The namespace.
+        namespace: String,
+    },
+    /// The operator has not made the lock's Lease, or not opened it.
+    #[error("lock {:?} is not ready: {}", .0.lock, .0)]
+    NotReady(Box<WaitReport>),
+    /// RBAC or a policy forbids what is needed.
+    #[error(transparent)]
+    Forbidden(StoreError),
+    /// The server can't be reached, or refuses what it should not.
+    #[error(transparent)]
+    Unreachable(StoreError),
+    /// The holder runs a newer version of Leasehold.
+    #[error("lock {lock:?} was granted by a newer version of Leasehold: upgrade this one")]
+    NewerVersion {
+        /// The lock.
+        lock: String,
+    },
+    /// No token below 2^53 is left.
+    #[error(
+        "lock {lock:?} has no fencing token below 2^53 left: make a new lock under another name"
+    )]
+    NoTokenLeft {
+        /// The lock.
+        lock: String,
+    },
+    /// A take was sent and never answered, and it could not be settled within one lease duration.
+    #[error(
+        "lock {lock:?}: a take was sent and not answered, and could not be settled within {within:?}; \
+             if it was applied, the lease ends by itself"
+    )]
+    Unsettled {
+        /// The lock.
+        lock: String,
+        /// One lease duration.
+        within: Duration,
+    },
+    /// The times asked for do not fit the lock's.
+    #[error("lock {lock:?}: {source}")]
+    BadSettings {
+        /// The lock.
+        lock: String,
+        /// What does not fit.
+        source: TermsError,
+    },
+    /// The name can't be that of a lock.
+    #[error(
+        "{name:?} cannot be a lock's name: it must be a DNS label, at most 63 lower case letters, digits and '-'"
+    )]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// The runtime ended under it.
+    #[error("the runtime shut down while the lock was being acquired")]
+    ShutDown,
+}
+
+/// Why a release was not confirmed. The lease ends by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// It was not answered before the lease ended.
+    #[error("the release was not confirmed: {0}; the lease ends by itself within its duration")]
+    Unconfirmed(String),
+    /// The runtime ended under it.
+    #[error(
+        "the runtime shut down before the release was confirmed; the lease ends by itself within its duration"
+    )]
+    ShutDown,
+}

@@ -1,0 +1,170 @@
+//! The proof that a lock is held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+
+use super::error::ReleaseError;
+use super::renew::boot_moment;
+use crate::api::FencingToken;
+use crate::clock::{BootInstant, Clock};
+use crate::engine::{LossReason, Moment};
+
+/// Until when a grant may be used, on the clock that runs through a suspend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// The renew deadline: the work is told to end (TERM) unless a renewal is answered before.
+    pub renew: BootInstant,
+    /// The work has ended by then (KILL).
+    pub work: BootInstant,
+}
+
+/// How a release ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The Lease is free, by a write that was confirmed.
+    Confirmed,
+    /// There was nothing to give back any more: the grant had been lost.
+    AlreadyLost(LossReason),
+}
+
+/// What the task that keeps the grant last knew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Held(Deadlines),
+    Lost(LossReason),
+}
+
+/// What a guard tells about its grant.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(crate) lock: String,
+    pub(crate) namespace: String,
+    pub(crate) slot: i32,
+    pub(crate) identity: String,
+    pub(crate) token: FencingToken,
+}
+
+/// A lock that is held. Dropped, it is released in the background; [`Guard::release`] tells how that went.
+#[must_use = "a guard that is dropped gives the lock back"]
+#[derive(Debug)]
+pub struct Guard {
+    pub(crate) facts: Facts,
+    pub(crate) state: watch::Receiver<State>,
+    pub(crate) release: oneshot::Sender<oneshot::Sender<Result<Released, ReleaseError>>>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Guard {
+    /// The fencing token of this grant: higher than that of every earlier one. Send it with everything that you write
+    /// under the lock. It never changes; do not read "the current token" from anywhere else.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.facts.token
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn lock(&self) -> &str {
+        &self.facts.lock
+    }
+
+    /// The lock's namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.facts.namespace
+    }
+
+    /// The slot, 0 for a lock with one holder.
+    #[must_use]
+    pub fn slot(&self) -> i32 {
+        self.facts.slot
+    }
+
+    /// The Lease's `holderIdentity`: `<claimant>/<uid>`.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.facts.identity
+    }
+
+    /// Until when the grant may be used without another renewal; `None` once it is lost.
+    #[must_use]
+    pub fn deadlines(&self) -> Option<Deadlines> {
+        match *self.state.borrow() {
+            State::Held(deadlines) => Some(deadlines),
+            State::Lost(_) => None,
+        }
+    }
+
+    /// Whether the grant may be used right now, by this process's own clock. Read it before each step that matters;
+    /// it does not replace the token.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.deadlines()
+            .is_some_and(|deadlines| self.clock.boot() < deadlines.renew)
+    }
+
+    /// Resolves once the grant may not be used any more, with the reason. Safe to drop and to call again.
+    pub async fn lost(&self) -> LossReason {
+        let mut state = self.state.clone();
+        loop {
+            let now = *state.borrow_and_update();
+            let deadlines = match now {
+                State::Lost(reason) => return reason,
+                State::Held(deadlines) => deadlines,
+            };
+            // The task that renews says so earlier; this is for one that does not get to run.
+            if self.clock.boot() >= deadlines.renew {
+                return LossReason::Expired;
+            }
+            let changed = tokio::select! {
+                changed = state.changed() => changed.is_ok(),
+                () = sleep_until(&*self.clock, boot_moment(deadlines.renew)) => true,
+            };
+            if !changed && matches!(*state.borrow(), State::Held(_)) {
+                // The task is gone with its runtime: nobody renews any more.
+                return LossReason::Expired;
+            }
+        }
+    }
+
+    /// Waits for the next change of [`Guard::deadlines`]: a renewal was answered, or the grant was lost.
+    pub async fn deadlines_changed(&mut self) {
+        if self.state.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Gives the lock back and returns once that is confirmed. After it returns, no further write is sent.
+    ///
+    /// Dropped before it returns, the release goes on in the background.
+    pub async fn release(self) -> Result<Released, ReleaseError> {
+        let (answer, answered) = oneshot::channel();
+        if self.release.send(answer).is_err() {
+            // The task has ended: the grant was lost, or the runtime is gone.
+            return match *self.state.borrow() {
+                State::Lost(reason) => Ok(Released::AlreadyLost(reason)),
+                State::Held(_) => Err(ReleaseError::ShutDown),
+            };
+        }
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => match *self.state.borrow() {
+                State::Lost(reason) => Ok(Released::AlreadyLost(reason)),
+                State::Held(_) => Err(ReleaseError::ShutDown),
+            },
+        }
+    }
+}
+
+/// Sleeps until a moment of the clock that runs through a suspend; tokio's own does not, so it looks every second.
+pub(crate) async fn sleep_until(clock: &dyn Clock, at: Moment) {
+    loop {
+        let left = at.saturating_sub(boot_moment(clock.boot()));
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+    }
+}

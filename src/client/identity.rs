@@ -1,0 +1,116 @@
+//! Who a claimant is.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::{Value, json};
+
+use crate::engine::PodRef;
+
+/// Where Kubernetes mounts a Pod's token.
+const TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// The Pod that this process runs in, as its own token tells it; `None` outside a Pod.
+#[must_use]
+pub fn own_pod() -> Option<PodRef> {
+    pod_of_token(&std::fs::read_to_string(TOKEN_FILE).ok()?)
+}
+
+/// The Pod to which a service account token is bound. The signature is the server's to check: a wrong Pod here only
+/// misleads people, or is refused by policy.
+fn pod_of_token(token: &str) -> Option<PodRef> {
+    let payload = token.trim().split('.').nth(1)?;
+    let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
+    let pod = claims.get("kubernetes.io")?.get("pod")?;
+    Some(PodRef {
+        name: pod.get("name")?.as_str()?.to_owned(),
+        uid: pod.get("uid")?.as_str()?.to_owned(),
+    })
+}
+
+/// The name of this host.
+#[must_use]
+pub fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    if name.is_empty() {
+        "localhost".to_owned()
+    } else {
+        name
+    }
+}
+
+/// A claimant's name as identities, status and claims take it: other characters become `-`.
+#[must_use]
+pub fn claimant_name(name: &str) -> String {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:@".contains(c);
+    let name: String = name
+        .chars()
+        .map(|c| if allowed(c) { c } else { '-' })
+        .take(253)
+        .collect();
+    let name = name.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    if name.is_empty() {
+        "claimant".to_owned()
+    } else {
+        name.to_owned()
+    }
+}
+
+/// `<claimant>/<uid>`: each grant has an identity of its own, so that a restarted container with the same name is
+/// another claimant.
+#[must_use]
+pub fn identity(claimant: &str, uid: &str) -> String {
+    format!("{claimant}/{uid}")
+}
+
+/// A fresh random uid.
+#[must_use]
+pub fn random_uid() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+/// The annotation `leasehold.dev/holder`: for people only.
+#[must_use]
+pub fn holder_note() -> String {
+    let mut note = json!({"host": host_name(), "pid": std::process::id()});
+    if let (Ok(node), Some(note)) = (std::env::var("NODE_NAME"), note.as_object_mut()) {
+        note.insert("node".to_owned(), json!(node));
+    }
+    note.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_token_tells_its_pod() {
+        let payload = json!({"kubernetes.io": {"namespace": "team-a", "pod": {"name": "pod-3", "uid": "u-3"}}});
+        let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(payload.to_string()));
+        assert_eq!(
+            pod_of_token(&token),
+            Some(PodRef {
+                name: "pod-3".into(),
+                uid: "u-3".into()
+            })
+        );
+        for other in ["", "a.b.c", "e30.e30.sig"] {
+            assert_eq!(pod_of_token(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_claimants_name_fits_what_the_api_takes() {
+        for (name, fits) in [
+            ("pod-3", "pod-3"),
+            ("a b/c;d", "a-b-c-d"),
+            ("--x--", "x"),
+            ("ä", "claimant"),
+            ("", "claimant"),
+        ] {
+            assert_eq!(claimant_name(name), fits);
+        }
+    }
+}

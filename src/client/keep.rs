@@ -1,0 +1,197 @@
+//! The task that keeps one grant: renews it, notices its loss, gives it back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::OptionFuture;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::calls::CALL_LIMIT;
+use super::error::ReleaseError;
+use super::guard::{Deadlines, Released, State, sleep_until};
+use super::renew::{Renewer, Round};
+use super::watch::{LeaseWatch, Sight};
+use crate::api::DistributedLock;
+use crate::clock::{BootInstant, Clock};
+use crate::engine::{Held, LockView, LossReason, Moment};
+use crate::lease::view::lock_view;
+
+type Answer = oneshot::Sender<Result<Released, ReleaseError>>;
+
+/// Everything that keeping a grant needs.
+pub(crate) struct Keep {
+    pub(crate) held: Held,
+    pub(crate) renewer: Renewer,
+    pub(crate) lock: LockView,
+    pub(crate) slot: i32,
+    pub(crate) locks: Api<DeserializeGuard<DistributedLock>>,
+    pub(crate) watch: LeaseWatch,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) release: oneshot::Receiver<Answer>,
+    /// The deletion of the claim that led to the grant: over before the lock is given back, so that the claim is not
+    /// named again.
+    pub(crate) leaving: Option<JoinHandle<()>>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// Until when a grant may be used, for a guard.
+pub(crate) fn deadlines(held: &Held) -> Deadlines {
+    let instant = |moment: Moment| {
+        BootInstant::from_nanos(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX))
+    };
+    Deadlines {
+        renew: instant(held.renew_deadline()),
+        work: instant(held.work_deadline()),
+    }
+}
+
+impl Keep {
+    /// Keeps the grant until it is lost or given back.
+    pub(crate) async fn run(mut self) {
+        let mut renew_at = self.held.renew_at(rand::random());
+        let mut watching = true;
+        let mut beat = Instant::now() + self.held.terms().slow_beat();
+        let mut trouble: Option<LossReason> = None;
+        let mut refresh = std::pin::pin!(None);
+        loop {
+            let _ = self.state.send_replace(State::Held(deadlines(&self.held)));
+            if self.renewer.now() >= self.held.renew_deadline() {
+                return self.lose(trouble.unwrap_or(LossReason::Expired));
+            }
+            let wake = renew_at.min(self.held.renew_deadline());
+            let round = tokio::select! {
+                answer = &mut self.release => return self.give_back(answer.ok()).await,
+                () = sleep_until(&*self.clock, wake) => {
+                    if self.renewer.now() >= self.held.renew_deadline() {
+                        continue;
+                    }
+                    self.renewer.renew(&mut self.held, &self.lock).await
+                }
+                sight = self.watch.next(), if watching => match self.look(&sight) {
+                    Look::Mine => continue,
+                    Look::Blind => { watching = false; continue }
+                    Look::Doubt => self.renewer.reread(&mut self.held, &self.lock, None).await,
+                },
+                () = tokio::time::sleep_until(beat) => {
+                    beat = Instant::now() + self.held.terms().slow_beat();
+                    // Beside the renewals, not before them.
+                    refresh.set(Some(read_lock(self.locks.clone(), self.lock.name.clone())));
+                    continue;
+                }
+                found = OptionFuture::from(refresh.as_mut().as_pin_mut()), if refresh.is_some() => {
+                    refresh.set(None);
+                    if !self.note_lock(found.flatten()) {
+                        return self.lose(LossReason::Deleted);
+                    }
+                    continue;
+                }
+            };
+            match round {
+                Round::Renewed => {
+                    trouble = None;
+                    renew_at = self.held.renew_at(rand::random());
+                }
+                Round::Again => renew_at = self.renewer.now(),
+                Round::Failed(reason, error) => {
+                    if trouble != Some(reason) {
+                        tracing::warn!(lock = %self.lock.name, %error, "a renewal failed; trying again until the renew deadline");
+                    }
+                    trouble = Some(reason);
+                    let pause = self
+                        .held
+                        .terms()
+                        .retry_period()
+                        .mul_f64(0.75 + 0.5 * rand::random::<f64>());
+                    renew_at = self.renewer.now().saturating_add(pause);
+                }
+                Round::Lost(reason) => return self.lose(reason),
+            }
+        }
+    }
+
+    fn look(&self, sight: &Sight) -> Look {
+        match sight.record() {
+            None => Look::Blind,
+            // Deleted, or another's: a read decides, since a watch may lag behind.
+            Some(None) => Look::Doubt,
+            Some(Some((record, _))) if self.held.is_mine(&record) => Look::Mine,
+            Some(Some((record, _)))
+                if record.resource_version < self.held.record().resource_version =>
+            {
+                Look::Mine
+            }
+            Some(Some(_)) => Look::Doubt,
+        }
+    }
+
+    /// What a read of the lock says. `false` if it is gone: deleting a held lock is a revoke.
+    fn note_lock(&mut self, found: Option<Option<DeserializeGuard<DistributedLock>>>) -> bool {
+        match found {
+            // No answer in time: the next beat asks again.
+            None => true,
+            Some(None) => false,
+            Some(Some(lock)) => match lock.0 {
+                Ok(lock) if lock.metadata.uid.as_deref() != Some(&self.lock.uid) => false,
+                Ok(lock) => {
+                    self.lock = lock_view(&lock, self.slot, false);
+                    true
+                }
+                Err(_) => true,
+            },
+        }
+    }
+
+    fn lose(&self, reason: LossReason) {
+        let grant = self.held.grant();
+        tracing::warn!(lock = %self.lock.name, token = %grant.token, reason = reason.as_str(), "the lock was lost");
+        let _ = self.state.send_replace(State::Lost(reason));
+    }
+
+    async fn give_back(mut self, answer: Option<Answer>) {
+        if let Some(leaving) = self.leaving.take() {
+            let _ = tokio::time::timeout(Duration::from_secs(2), leaving).await;
+        }
+        let reason = if answer.is_some() {
+            "released by its holder"
+        } else {
+            "dropped by its holder"
+        };
+        let outcome = self
+            .renewer
+            .release(&mut self.held, &self.lock, reason)
+            .await;
+        if let Ok(Released::AlreadyLost(reason)) = outcome {
+            let _ = self.state.send_replace(State::Lost(reason));
+        }
+        match (answer, outcome) {
+            (Some(answer), outcome) => {
+                let _ = answer.send(outcome.map_err(ReleaseError::Unconfirmed));
+            }
+            (None, Err(error)) => {
+                tracing::warn!(lock = %self.lock.name, error, "a dropped lock was not released");
+            }
+            (None, Ok(_)) => {}
+        }
+    }
+}
+
+/// Reads the lock within a few seconds; `None` without an answer, `Some(None)` if there is none.
+async fn read_lock(
+    locks: Api<DeserializeGuard<DistributedLock>>,
+    name: String,
+) -> Option<Option<DeserializeGuard<DistributedLock>>> {
+    tokio::time::timeout(CALL_LIMIT, locks.get_opt(&name))
+        .await
+        .ok()?
+        .ok()
+}
+
+enum Look {
+    Mine,
+    Doubt,
+    Blind,
+}

@@ -1,0 +1,187 @@
+//! Taking, keeping and giving back locks.
+//!
+//! # The contract
+//!
+//! * A [`Guard`] is handed out only after a 2xx to the guarded write that made this process the holder. Its token is
+//!   higher than that of every earlier grant of the lock, and never changes.
+//! * The grant is renewed every third of the lease duration on a connection of its own. Unless a renewal is answered
+//!   in time, [`Guard::lost`] resolves at the renew deadline: 0.8 of the lease duration, less the kill grace, counted
+//!   from before the last renewal that was answered was *sent*. Others may take the lock a full lease duration after
+//!   that renewal at the earliest.
+//! * So at no instant do two processes have a guard that says "held", unless a grant was revoked, or its Lease or lock
+//!   deleted. A process that is *frozen* past its deadline does not know it: only the resource can refuse it. Send
+//!   [`Guard::token`] with everything that you write, and have the resource refuse a lower one ([`crate::fence`]).
+//! * [`Acquire::acquire`] may be dropped at any await (a time-out around it): a task of its own settles what was sent
+//!   and gives back what was granted.
+//! * [`Guard::release`] returns after a confirmed write; after it returns no further write is sent. A dropped guard is
+//!   released in the background.
+//!
+//! # Limits
+//!
+//! With the API server or etcd's quorum unreachable nothing new is granted and holders stop at their deadline. Clocks
+//! of machines need not agree, but must run at about the same speed: a fifth of the lease covers the difference.
+//! Everything runs on the tokio runtime that called `acquire`; a runtime that is blocked can't renew.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use leasehold::client::Locks;
+//!
+//! let locks = Locks::infer().await?;
+//! let guard = locks.lock("nightly-billing").acquire().await?;
+//! let work = async { /* send guard.token() with every write */ };
+//! tokio::select! {
+//!     () = work => guard.release().await.map(drop)?,
+//!     reason = guard.lost() => eprintln!("stopped: {}", reason.as_str()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod acquire;
+mod calls;
+mod claims;
+mod error;
+mod guard;
+pub mod identity;
+mod keep;
+pub mod renew;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use acquire::{Progress, WaitReport};
+pub use error::{AcquireError, ConnectError, ReleaseError};
+pub use guard::{Deadlines, Guard, Released};
+
+use crate::clock::{Clock, SystemClock};
+use crate::engine::{Patience, PodRef};
+
+pub use crate::engine::{LossReason, Waiting};
+
+/// The locks of one namespace.
+#[derive(Clone)]
+pub struct Locks {
+    pub(crate) config: kube::Config,
+    pub(crate) client: kube::Client,
+    pub(crate) namespace: String,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Locks {
+    /// The locks of the namespace that the environment tells: a kubeconfig's, or the Pod's own.
+    pub async fn infer() -> Result<Self, ConnectError> {
+        let config = kube::Config::infer()
+            .await
+            .map_err(|error| ConnectError::Config(error.to_string()))?;
+        let namespace = config.default_namespace.clone();
+        Self::new(config, &namespace)
+    }
+
+    /// The locks of `namespace`, on the server that `config` names. What a lock must not leave to a client's defaults
+    /// (retries, time-outs) is set here, whatever `config` says.
+    pub fn new(mut config: kube::Config, namespace: &str) -> Result<Self, ConnectError> {
+        calls::make_strict(&mut config);
+        let client = kube::Client::try_from(config.clone())
+            .map_err(|error| ConnectError::Client(error.to_string()))?;
+        Ok(Self {
+            config,
+            client,
+            namespace: namespace.to_owned(),
+            clock: SystemClock::shared(),
+        })
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The lock of this name, not asked for yet.
+    #[must_use]
+    pub fn lock(&self, name: &str) -> Acquire {
+        Acquire {
+            locks: self.clone(),
+            name: name.to_owned(),
+            claimant: None,
+            pod: identity::own_pod(),
+            wait: None,
+            wait_for_lock: false,
+            kill_grace: Grace::UpTo(Duration::ZERO),
+            progress: None,
+        }
+    }
+}
+
+/// What is asked of a lock; [`Acquire::acquire`] asks for it.
+#[must_use = "nothing is asked for before acquire or try_acquire"]
+#[derive(Clone)]
+pub struct Acquire {
+    pub(crate) locks: Locks,
+    pub(crate) name: String,
+    pub(crate) claimant: Option<String>,
+    pub(crate) pod: Option<PodRef>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) wait_for_lock: bool,
+    pub(crate) kill_grace: Grace,
+    pub(crate) progress: Option<Arc<dyn Fn(&Progress) + Send + Sync>>,
+}
+
+/// What the work gets between "stop" and its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Grace {
+    /// That long, or less where the lease is too short for it.
+    UpTo(Duration),
+    /// That long, or nothing is taken.
+    Exactly(Duration),
+}
+
+impl Acquire {
+    /// Who asks, as people will see it: by default the Pod's name, or the host's.
+    pub fn claimant(mut self, claimant: &str) -> Self {
+        self.claimant = Some(claimant.to_owned());
+        self
+    }
+
+    /// How long to wait at most; without it, for as long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Wait for the lock to be made, instead of failing when there is none of this name.
+    pub fn wait_for_lock(mut self) -> Self {
+        self.wait_for_lock = true;
+        self
+    }
+
+    /// How long the work may need to end once the grant is lost; at most a fifth of the lease duration. It comes off
+    /// the renew deadline. The default is zero.
+    pub fn kill_grace(mut self, grace: Duration) -> Self {
+        self.kill_grace = Grace::Exactly(grace);
+        self
+    }
+
+    /// The same, but less where a fifth of the lease duration is less.
+    pub fn kill_grace_up_to(mut self, grace: Duration) -> Self {
+        self.kill_grace = Grace::UpTo(grace);
+        self
+    }
+
+    /// Called when the wait begins, every 30 seconds of it, and when it turns out why nothing moves.
+    pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(report));
+        self
+    }
+
+    /// Takes the lock, waiting in its queue for as long as [`Acquire::wait`] allows.
+    pub async fn acquire(self) -> Result<Guard, AcquireError> {
+        acquire::run(self, Patience::Wait).await
+    }
+
+    /// Takes the lock if it can be had at once.
+    pub async fn try_acquire(self) -> Result<Guard, AcquireError> {
+        acquire::run(self, Patience::Try).await
+    }
+}
