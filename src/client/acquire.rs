@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::calls::{CALL_LIMIT, backoff};
@@ -100,18 +101,43 @@ pub enum Progress {
     Trouble(String),
 }
 
-/// Takes a lock in a task of its own, so that a caller that is gone leaves nothing behind.
-pub(super) async fn run(request: Acquire, patience: Patience) -> Result<Guard, AcquireError> {
-    if !is_lock_name(&request.name) {
-        return Err(AcquireError::BadName { name: request.name });
+/// A lock that is being asked for, by a task of its own: a caller that is gone leaves nothing behind.
+///
+/// Dropped, it withdraws in the background; [`Acquiring::withdraw`] waits until that is done.
+#[must_use = "dropped, it withdraws from the queue"]
+#[derive(Debug)]
+pub struct Acquiring {
+    answer: oneshot::Receiver<Result<Guard, AcquireError>>,
+    task: JoinHandle<()>,
+}
+
+impl Acquiring {
+    pub(super) fn begin(request: Acquire, patience: Patience) -> Self {
+        let (result, answer) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            if is_lock_name(&request.name) {
+                Seeker::new(request, patience).seek(result).await;
+            } else {
+                let _ = result.send(Err(AcquireError::BadName { name: request.name }));
+            }
+        });
+        Self { answer, task }
     }
-    let (result, answer) = oneshot::channel();
-    let seeker = Seeker::new(request, patience);
-    tokio::spawn(async move {
-        let mut seeker = seeker;
-        seeker.seek(result).await;
-    });
-    answer.await.unwrap_or(Err(AcquireError::ShutDown))
+
+    /// The guard, or why there is none. Safe to drop and to call again until it has answered.
+    pub async fn outcome(&mut self) -> Result<Guard, AcquireError> {
+        (&mut self.answer)
+            .await
+            .unwrap_or(Err(AcquireError::ShutDown))
+    }
+
+    /// Gives up: leaves the queue, settles what was sent, gives back what was granted meanwhile, and returns when that
+    /// is done, or after one lease duration at most.
+    pub async fn withdraw(self) {
+        let Self { answer, task } = self;
+        drop(answer);
+        let _ = task.await;
+    }
 }
 
 fn is_lock_name(name: &str) -> bool {
@@ -254,9 +280,10 @@ impl Seeker {
                 let _ = caller.send(Err(error));
             }
             Ok(held) => match self.guard(*held) {
-                // A caller that is gone drops the guard, and that releases it.
                 Ok(guard) => {
-                    let _ = caller.send(Ok(guard));
+                    if let Err(Ok(unwanted)) = caller.send(Ok(guard)) {
+                        let _ = unwanted.release().await;
+                    }
                 }
                 Err(error) => {
                     let _ = caller.send(Err(error));

@@ -50,7 +50,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use acquire::{Progress, WaitReport};
+pub use acquire::{Acquiring, Progress, WaitReport};
 pub use error::{AcquireError, ConnectError, ReleaseError};
 pub use guard::{Deadlines, Guard, Released};
 
@@ -96,6 +96,12 @@ impl Locks {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// The client behind it, for reads of your own.
+    #[must_use]
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
     }
 
     /// The lock of this name, not asked for yet.
@@ -177,11 +183,21 @@ impl Acquire {
 
     /// Takes the lock, waiting in its queue for as long as [`Acquire::wait`] allows.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
-        acquire::run(self, Patience::Wait).await
+        self.begin().outcome().await
     }
 
     /// Takes the lock if it can be had at once.
     pub async fn try_acquire(self) -> Result<Guard, AcquireError> {
-        acquire::run(self, Patience::Try).await
+        self.begin_try().outcome().await
+    }
+
+    /// Starts what [`Acquire::acquire`] does, for a caller that wants to wait until a withdrawal is over too.
+    pub fn begin(self) -> Acquiring {
+        Acquiring::begin(self, Patience::Wait)
+    }
+
+    /// Starts what [`Acquire::try_acquire`] does.
+    pub fn begin_try(self) -> Acquiring {
+        Acquiring::begin(self, Patience::Try)
     }
 }

@@ -4,9 +4,13 @@
 //! stderr.
 
 use std::process::ExitCode;
+use std::time::Duration;
+
+use k8s_openapi::jiff::SignedDuration;
 
 mod crd;
 pub mod guard;
+mod run;
 
 /// Distributed locks for Kubernetes that hold, and fence.
 #[derive(clap::Parser)]
@@ -24,6 +28,7 @@ pub struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     Crd(crd::Args),
+    Run(run::Args),
 }
 
 impl Cli {
@@ -31,6 +36,29 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Crd(args) => crd::run(&args),
+            Command::Run(args) => run::run(args),
         }
     }
+}
+
+/// Words for people, on stderr.
+fn say(words: &str) {
+    eprintln!("leasehold: {words}");
+}
+
+/// A duration such as `90s`, `5m`, `1h30m` or `500ms`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is no duration: write it like 90s, 5m or 1h30m");
+    let duration: SignedDuration = text.parse().map_err(|_| bad())?;
+    Duration::try_from(duration).map_err(|_| bad())
+}
+
+/// Logs to stderr, filtered by `RUST_LOG`, else by `default`.
+fn init_tracing(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
 }

@@ -1,0 +1,544 @@
+//! `leasehold run`: take a lock, run a command under it, keep it, give it back.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::stream::{FuturesUnordered, StreamExt};
+use kube::api::{Api, ListParams, PostParams};
+use kube::core::DeserializeGuard;
+use leasehold::api::{DistributedLock, DistributedLockSpec};
+use leasehold::client::{
+    AcquireError, Acquiring, ConnectError, Guard, Locks, LossReason, Progress, Released,
+};
+use leasehold::lease::store::chain;
+use leasehold::supervise::{
+    ChildEnded, Deadlines, EXIT_NOT_EXECUTABLE, EndReason, Event, Events, ResolveError, Signals,
+    StartError, StartSpec, Supervisor, SupervisorHandle, exit_code_for_signal, resolve_command,
+};
+use serde_json::json;
+
+use super::{init_tracing, parse_duration, say};
+
+/// Unreachable, refused, or no such lock.
+const EXIT_UNAVAILABLE: u8 = 69;
+/// The command line is wrong, or its times do not fit the lock's.
+const EXIT_USAGE: u8 = 2;
+/// What the command gets between TERM and KILL, where a fifth of the lease is not less.
+const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(10);
+/// Where Kubernetes looks for a container's last words.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  the command's own; 128 + n if signal n ended it
+    2  the command line is wrong, or --kill-grace does not fit the lock's lease duration
+   69  the API server is unreachable or refuses, or there is no such lock
+   75  busy (--try), not had in time (--wait), or too many wait already; see --busy-exit-code
+   76  the lock was lost while the command ran; see --lost-exit-code
+  126  the command can't be executed
+  127  the command was not found
+  128 + n  signal n came while waiting
+
+The command finds LEASEHOLD_LOCK, LEASEHOLD_NAMESPACE, LEASEHOLD_SLOT, LEASEHOLD_HOLDER and
+LEASEHOLD_FENCING_TOKEN in its environment. Send the token with every write; have the resource refuse a lower one.";
+
+/// Run a command while holding a lock.
+///
+/// Takes the lock, runs the command in a process group of its own, renews the lock, and gives it back once the command
+/// and everything that it started have ended. If the lock is lost, the command is ended (TERM, then KILL) before
+/// anybody else can take the lock. No shell is involved.
+#[derive(clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct Args {
+    /// The DistributedLock to hold
+    #[arg(long, value_name = "LOCK")]
+    lock: String,
+    /// The lock's namespace; by default the kubeconfig's, or the Pod's own
+    #[arg(long, short, value_name = "NS")]
+    namespace: Option<String>,
+    /// Who holds it, as people will see it; by default the Pod's name, or the host's
+    #[arg(long = "as", value_name = "CLAIMANT")]
+    claimant: Option<String>,
+    /// Wait at most this long, such as 90s or 5m; by default without limit
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "try_")]
+    wait: Option<Duration>,
+    /// Do not wait: exit with the busy code if the lock is not to be had at once
+    #[arg(long = "try")]
+    try_: bool,
+    /// What the command gets between TERM and KILL; at most a fifth of the lease duration, which is also the default, up
+    /// to 10s
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    kill_grace: Option<Duration>,
+    /// Exit code for "busy", "not in time" and "too many wait"
+    #[arg(long, value_name = "CODE", default_value_t = 75)]
+    busy_exit_code: u8,
+    /// Exit code for "lost while running"
+    #[arg(long, value_name = "CODE", default_value_t = 76)]
+    lost_exit_code: u8,
+    /// If there is no such lock, wait until somebody makes it
+    #[arg(long)]
+    wait_for_lock: bool,
+    /// If there is no such lock, make it, with default settings
+    #[arg(long, conflicts_with = "wait_for_lock")]
+    create: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// What the process ends with: a code, and last words for the container's status.
+struct End {
+    code: u8,
+    reason: String,
+    token: Option<i64>,
+    holder: Option<String>,
+}
+
+impl End {
+    fn new(code: u8, reason: &str) -> Self {
+        Self {
+            code,
+            reason: reason.to_owned(),
+            token: None,
+            holder: None,
+        }
+    }
+}
+
+/// Runs on the main thread, before there is any other: the guardian must be started from it.
+pub fn run(args: Args) -> ExitCode {
+    let lock = args.lock.clone();
+    let end = prepare(args);
+    leave_last_words(&lock, &end);
+    ExitCode::from(end.code)
+}
+
+fn prepare(args: Args) -> End {
+    init_tracing("error");
+    let Some(name) = args.command.first().cloned() else {
+        return End::new(EXIT_USAGE, "NoCommand");
+    };
+    let program = match resolve_command(&name, std::env::var_os("PATH").as_deref()) {
+        Ok(program) => program,
+        Err(error) => {
+            say(&error.to_string());
+            return End::new(resolve_code(&error), "CommandNotFound");
+        }
+    };
+    let supervisor = match Supervisor::spawn(&leasehold::supervise::Options::default()) {
+        Ok(supervisor) => supervisor,
+        Err(error) => {
+            say(&error.to_string());
+            return End::new(EXIT_NOT_EXECUTABLE, "NoGuardian");
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            say(&format!("cannot start: {error}"));
+            return End::new(EXIT_NOT_EXECUTABLE, "NoRuntime");
+        }
+    };
+    let end = runtime.block_on(hold_and_run(args, program, supervisor));
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    end
+}
+
+fn resolve_code(error: &ResolveError) -> u8 {
+    error.exit_code()
+}
+
+async fn hold_and_run(args: Args, program: PathBuf, supervisor: Supervisor) -> End {
+    let mut signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => {
+            say(&format!("cannot install signal handlers: {error}"));
+            return End::new(EXIT_NOT_EXECUTABLE, "NoSignals");
+        }
+    };
+    let locks = match connect(args.namespace.as_deref()).await {
+        Ok(locks) => locks,
+        Err(error) => {
+            say(&error.to_string());
+            return End::new(EXIT_UNAVAILABLE, "Unreachable");
+        }
+    };
+    if args.create
+        && let Err(error) = create(&locks, &args.lock).await
+    {
+        say(&format!("cannot make lock {:?}: {error}", args.lock));
+        return End::new(EXIT_UNAVAILABLE, "Unreachable");
+    }
+    let guard = match acquire(&args, &locks, &mut signals).await {
+        Ok(guard) => guard,
+        Err(end) => return end,
+    };
+    Held {
+        args: &args,
+        guard,
+        signals,
+    }
+    .run(program, supervisor)
+    .await
+}
+
+async fn connect(namespace: Option<&str>) -> Result<Locks, ConnectError> {
+    let config = kube::Config::infer()
+        .await
+        .map_err(|error| ConnectError::Config(chain(&error)))?;
+    let namespace = namespace.map_or_else(|| config.default_namespace.clone(), str::to_owned);
+    Locks::new(config, &namespace)
+}
+
+/// Waits for the lock; `Err` is how the process ends without it.
+async fn acquire(args: &Args, locks: &Locks, signals: &mut Signals) -> Result<Guard, End> {
+    let mut acquiring = begin(args, locks);
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.recv() => {
+                if Signals::ends_waiting(signal) {
+                    withdraw(acquiring, signals).await;
+                    return Err(End::new(exit_code_for_signal(signal.as_raw()), "Signal"));
+                }
+            }
+            outcome = acquiring.outcome() => {
+                return match outcome {
+                    Ok(guard) => Ok(guard),
+                    Err(error) => Err(not_acquired(args, locks, &error).await),
+                };
+            }
+        }
+    }
+}
+
+fn begin(args: &Args, locks: &Locks) -> Acquiring {
+    let mut request = locks.lock(&args.lock).on_progress(report);
+    if let Some(claimant) = &args.claimant {
+        request = request.claimant(claimant);
+    }
+    if let Some(wait) = args.wait {
+        request = request.wait(wait);
+    }
+    // A lock made a moment ago is not there for the operator yet.
+    if args.wait_for_lock || args.create {
+        request = request.wait_for_lock();
+    }
+    request = match args.kill_grace {
+        Some(grace) => request.kill_grace(grace),
+        None => request.kill_grace_up_to(DEFAULT_KILL_GRACE),
+    };
+    if args.try_ {
+        request.begin_try()
+    } else {
+        request.begin()
+    }
+}
+
+fn report(progress: &Progress) {
+    match progress {
+        Progress::Waiting(report) => say(&format!("waiting for lock {:?}: {report}", report.lock)),
+        Progress::NoSuchLock { lock } => say(&format!("waiting for lock {lock:?} to be made")),
+        Progress::Trouble(trouble) => say(&format!("{trouble}; trying again")),
+    }
+}
+
+/// Leaves the queue. A second signal does not wait for that.
+async fn withdraw(acquiring: Acquiring, signals: &mut Signals) {
+    let hurry = async { while !Signals::ends_waiting(signals.recv().await) {} };
+    tokio::select! {
+        () = acquiring.withdraw() => {}
+        () = hurry => say("left without confirmation that the queue was left"),
+    }
+}
+
+async fn not_acquired(args: &Args, locks: &Locks, error: &AcquireError) -> End {
+    let mut words = error.to_string();
+    let (code, reason) = match error {
+        AcquireError::Busy(_) => (args.busy_exit_code, "Busy"),
+        AcquireError::TimedOut(_) => (args.busy_exit_code, "TimedOut"),
+        AcquireError::Rejected { .. } => (args.busy_exit_code, "Rejected"),
+        AcquireError::NoSuchLock { lock, namespace } => {
+            words = format!("{words}{}", advice(locks, lock, namespace).await);
+            (EXIT_UNAVAILABLE, "NoSuchLock")
+        }
+        AcquireError::NotReady(_) => (EXIT_UNAVAILABLE, "NotReady"),
+        AcquireError::Forbidden(_) => (EXIT_UNAVAILABLE, "Forbidden"),
+        AcquireError::Unreachable(_) => (EXIT_UNAVAILABLE, "Unreachable"),
+        AcquireError::NewerVersion { .. } => (EXIT_UNAVAILABLE, "NewerVersion"),
+        AcquireError::NoTokenLeft { .. } => (EXIT_UNAVAILABLE, "NoTokenLeft"),
+        AcquireError::Unsettled { .. } => (EXIT_UNAVAILABLE, "Unsettled"),
+        AcquireError::ShutDown => (EXIT_UNAVAILABLE, "ShutDown"),
+        AcquireError::BadSettings { .. } => (EXIT_USAGE, "BadSettings"),
+        AcquireError::BadName { .. } => (EXIT_USAGE, "BadName"),
+    };
+    say(&words);
+    let mut end = End::new(code, reason);
+    if let AcquireError::Busy(report) | AcquireError::TimedOut(report) = error {
+        end.holder.clone_from(&report.holder);
+        end.token = report.token;
+    }
+    end
+}
+
+/// The nearest names, where they may be listed, and the command that makes the lock.
+async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
+    let api: Api<DeserializeGuard<DistributedLock>> = Api::namespaced(locks.client(), namespace);
+    let listed = tokio::time::timeout(
+        Duration::from_secs(3),
+        api.list_metadata(&ListParams::default()),
+    )
+    .await;
+    let mut near = match listed {
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
+            return "; the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)"
+                .to_owned();
+        }
+        Ok(Ok(list)) => list
+            .items
+            .into_iter()
+            .filter_map(|item| item.metadata.name)
+            .collect(),
+        _ => vec![],
+    };
+    near.sort_by_cached_key(|name| strsim::damerau_levenshtein(name, lock));
+    near.retain(|name| {
+        strsim::damerau_levenshtein(name, lock) <= 3
+            || name.contains(lock)
+            || lock.contains(name.as_str())
+    });
+    near.truncate(3);
+    let object = json!({
+        "apiVersion": "leasehold.dev/v1alpha1", "kind": "DistributedLock",
+        "metadata": {"name": lock, "namespace": namespace},
+    });
+    let near = if near.is_empty() {
+        String::new()
+    } else {
+        format!("; did you mean {}?", near.join(", "))
+    };
+    format!(
+        "{near}\nto make it: echo '{object}' | kubectl apply -f -\nor add --create, or --wait-for-lock to wait for it"
+    )
+}
+
+async fn create(locks: &Locks, lock: &str) -> Result<(), String> {
+    let api: Api<DistributedLock> = Api::namespaced(locks.client(), locks.namespace());
+    let object = DistributedLock::new(lock, DistributedLockSpec::default());
+    match tokio::time::timeout(
+        Duration::from_secs(10),
+        api.create(&PostParams::default(), &object),
+    )
+    .await
+    {
+        Err(_) => Err("no answer within 10 s".to_owned()),
+        Ok(Ok(_)) => {
+            say(&format!("made lock {lock:?}"));
+            Ok(())
+        }
+        Ok(Err(kube::Error::Api(status))) if status.reason == "AlreadyExists" => Ok(()),
+        Ok(Err(error)) => Err(chain(&error)),
+    }
+}
+
+/// A lock that is held, and the command that runs under it.
+struct Held<'a> {
+    args: &'a Args,
+    guard: Guard,
+    signals: Signals,
+}
+
+impl Held<'_> {
+    async fn run(mut self, program: PathBuf, supervisor: Supervisor) -> End {
+        let (handle, events) = supervisor.split();
+        let lost_code = self.args.lost_exit_code;
+        // A signal that raced with the grant starts nothing.
+        while let Some(signal) = self.signals.recv().now_or_never() {
+            if Signals::ends_waiting(signal) {
+                return self
+                    .release(exit_code_for_signal(signal.as_raw()), "Signal")
+                    .await;
+            }
+        }
+        let Some(deadlines) = self.guard.deadlines() else {
+            let reason = self.guard.lost().await;
+            return self.lost(reason);
+        };
+        let started = handle.start(self.spec(program, convert(deadlines))).await;
+        match started {
+            Ok(_) => self.supervise(handle, events).await,
+            Err(error) => {
+                say(&error.to_string());
+                match error {
+                    StartError::TooLate => self.release(lost_code, "Expired").await,
+                    _ => self.release(EXIT_NOT_EXECUTABLE, "NotStarted").await,
+                }
+            }
+        }
+    }
+
+    fn spec(&self, program: PathBuf, deadlines: Deadlines) -> StartSpec {
+        let guard = &self.guard;
+        let env = [
+            ("LEASEHOLD_LOCK", guard.lock().to_owned()),
+            ("LEASEHOLD_NAMESPACE", guard.namespace().to_owned()),
+            ("LEASEHOLD_SLOT", guard.slot().to_string()),
+            ("LEASEHOLD_HOLDER", guard.identity().to_owned()),
+            ("LEASEHOLD_FENCING_TOKEN", guard.token().to_string()),
+        ];
+        let mut words = self.args.command.iter().cloned();
+        StartSpec {
+            program,
+            argv0: words.next().unwrap_or_default(),
+            args: words.collect(),
+            env: env
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+            deadlines,
+            kill_grace: self.kill_grace(),
+        }
+    }
+
+    fn kill_grace(&self) -> Duration {
+        let of_lease = self
+            .guard
+            .deadlines()
+            .map(|at| at.work.saturating_duration_since(at.renew));
+        of_lease
+            .filter(|grace| !grace.is_zero())
+            .or(self.args.kill_grace)
+            .unwrap_or(Duration::from_secs(1))
+    }
+
+    /// Until the command and everything below it have ended.
+    async fn supervise(mut self, handle: SupervisorHandle, mut events: Events) -> End {
+        let grace = self.kill_grace();
+        let mut lost = None;
+        let mut moving = FuturesUnordered::new();
+        let ended = loop {
+            tokio::select! {
+                event = events.next() => match event {
+                    Some(Event::Ended(ended)) => break Some(ended),
+                    Some(Event::Ending(Some(EndReason::Deadline))) => {
+                        say("no renewal was answered in time: ending the command");
+                    }
+                    Some(Event::Ending(Some(EndReason::GuardianLost))) => {
+                        say("the guardian process is frozen or gone: ending the command");
+                    }
+                    Some(Event::Ending(_)) => {}
+                    None => break None,
+                },
+                signal = self.signals.recv() => handle.forward(signal),
+                () = self.guard.deadlines_changed(), if lost.is_none() => match self.guard.deadlines() {
+                    Some(deadlines) => {
+                        let handle = handle.clone();
+                        moving.push(async move { handle.extend(convert(deadlines)).await });
+                    }
+                    None => {
+                        let reason = self.guard.lost().await;
+                        say(&format!("lost lock {:?} ({}): ending the command", self.guard.lock(), reason.as_str()));
+                        lost = Some(reason);
+                        handle.end_now(grace);
+                    }
+                },
+                Some(_) = moving.next() => {}
+            }
+        };
+        drop(moving);
+        self.finish(ended, lost).await
+    }
+
+    async fn finish(self, ended: Option<ChildEnded>, lost: Option<LossReason>) -> End {
+        let lost_code = self.args.lost_exit_code;
+        let Some(ended) = ended else {
+            say("the supervisor ended without a word on the command: the lock is left to expire");
+            std::mem::forget(self.guard);
+            return End::new(self.args.lost_exit_code, "SupervisorLost");
+        };
+        if !ended.all_reaped {
+            say(&format!(
+                "processes {:?} could not be killed: lock {:?} is not released, its lease ends by itself",
+                ended.left,
+                self.guard.lock()
+            ));
+            let end = self.end(self.args.lost_exit_code, "Unkillable");
+            // Dropped, the guard would release.
+            std::mem::forget(self.guard);
+            return end;
+        }
+        if let Some(reason) = lost {
+            return self.lost(reason);
+        }
+        match ended.killed_for {
+            Some(EndReason::Deadline) => self.release(lost_code, "Expired").await,
+            Some(EndReason::GuardianLost) => self.release(lost_code, "GuardianLost").await,
+            _ => self.release(ended.exit_code(), "Completed").await,
+        }
+    }
+
+    fn end(&self, code: u8, reason: &str) -> End {
+        let (token, holder) = (
+            Some(self.guard.token().get()),
+            Some(self.guard.identity().to_owned()),
+        );
+        End {
+            code,
+            reason: reason.to_owned(),
+            token,
+            holder,
+        }
+    }
+
+    fn lost(&self, reason: LossReason) -> End {
+        self.end(self.args.lost_exit_code, reason.as_str())
+    }
+
+    /// Gives the lock back; no signal cuts that short.
+    async fn release(self, code: u8, reason: &str) -> End {
+        let end = self.end(code, reason);
+        let (lock, lost_code) = (self.guard.lock().to_owned(), self.args.lost_exit_code);
+        match self.guard.release().await {
+            Ok(Released::Confirmed) => end,
+            Ok(Released::AlreadyLost(why)) => {
+                say(&format!(
+                    "lock {lock:?} had been lost before the command ended ({})",
+                    why.as_str()
+                ));
+                End {
+                    code: lost_code,
+                    reason: why.as_str().to_owned(),
+                    ..end
+                }
+            }
+            Err(error) => {
+                say(&format!("lock {lock:?}: {error}"));
+                end
+            }
+        }
+    }
+}
+
+fn convert(deadlines: leasehold::client::Deadlines) -> Deadlines {
+    Deadlines {
+        soft: deadlines.renew,
+        hard: deadlines.work,
+    }
+}
+
+/// `{reason, lock, token, holder}` where Kubernetes shows it, if it does.
+fn leave_last_words(lock: &str, end: &End) {
+    let words =
+        json!({"reason": end.reason, "lock": lock, "token": end.token, "holder": end.holder});
+    if std::fs::metadata(TERMINATION_LOG).is_ok_and(|file| file.is_file()) {
+        // Nobody is left to tell if this fails.
+        let _ = std::fs::write(TERMINATION_LOG, format!("{words}\n"));
+    }
+}
