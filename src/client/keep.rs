@@ -8,7 +8,6 @@ use kube::api::Api;
 use kube::core::DeserializeGuard;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
 use super::calls::CALL_LIMIT;
 use super::error::ReleaseError;
@@ -28,7 +27,7 @@ pub(crate) struct Keep {
     pub(crate) renewer: Renewer,
     pub(crate) lock: LockView,
     pub(crate) slot: i32,
-    pub(crate) locks: Api<DeserializeGuard<DistributedLock>>,
+    pub(crate) locks: Api<AnyLock>,
     pub(crate) watch: LeaseWatch,
     pub(crate) state: watch::Sender<State>,
     pub(crate) release: oneshot::Receiver<Answer>,
@@ -54,7 +53,10 @@ impl Keep {
     pub(crate) async fn run(mut self) {
         let mut renew_at = self.held.renew_at(rand::random());
         let mut watching = true;
-        let mut beat = Instant::now() + self.held.terms().slow_beat();
+        let mut beat = self
+            .renewer
+            .now()
+            .saturating_add(self.held.terms().slow_beat());
         let mut trouble: Option<LossReason> = None;
         let mut refresh = std::pin::pin!(None);
         loop {
@@ -76,15 +78,15 @@ impl Keep {
                     Look::Blind => { watching = false; continue }
                     Look::Doubt => self.renewer.reread(&mut self.held, &self.lock, None).await,
                 },
-                () = tokio::time::sleep_until(beat) => {
-                    beat = Instant::now() + self.held.terms().slow_beat();
+                () = sleep_until(&*self.clock, beat) => {
+                    beat = self.renewer.now().saturating_add(self.held.terms().slow_beat());
                     // Beside the renewals, not before them.
                     refresh.set(Some(read_lock(self.locks.clone(), self.lock.name.clone())));
                     continue;
                 }
                 found = OptionFuture::from(refresh.as_mut().as_pin_mut()), if refresh.is_some() => {
                     refresh.set(None);
-                    if !self.note_lock(found.flatten()) {
+                    if !self.note_lock(found.unwrap_or(LockRead::NoAnswer)) {
                         return self.lose(LossReason::Deleted);
                     }
                     continue;
@@ -114,27 +116,26 @@ impl Keep {
     }
 
     fn look(&self, sight: &Sight) -> Look {
-        match sight.record() {
-            None => Look::Blind,
-            // Deleted, or another's: a read decides, since a watch may lag behind.
-            Some(None) => Look::Doubt,
-            Some(Some((record, _))) if self.held.is_mine(&record) => Look::Mine,
-            Some(Some((record, _)))
-                if record.resource_version < self.held.record().resource_version =>
+        let known = self.held.record().resource_version;
+        match sight {
+            Sight::Forbidden => Look::Blind,
+            Sight::Lease(found, _)
+                if self.held.is_mine(&found.record) || found.record.resource_version < known =>
             {
                 Look::Mine
             }
-            Some(Some(_)) => Look::Doubt,
+            // Deleted, or another's: a read decides, since a watch may lag behind.
+            Sight::Lease(..) | Sight::NoLease(_) => Look::Doubt,
         }
     }
 
     /// What a read of the lock says. `false` if it is gone: deleting a held lock is a revoke.
-    fn note_lock(&mut self, found: Option<Option<DeserializeGuard<DistributedLock>>>) -> bool {
+    fn note_lock(&mut self, found: LockRead) -> bool {
         match found {
-            // No answer in time: the next beat asks again.
-            None => true,
-            Some(None) => false,
-            Some(Some(lock)) => match lock.0 {
+            // The next beat asks again.
+            LockRead::NoAnswer => true,
+            LockRead::Gone => false,
+            LockRead::Found(lock) => match lock.0 {
                 Ok(lock) if lock.metadata.uid.as_deref() != Some(&self.lock.uid) => false,
                 Ok(lock) => {
                     self.lock = lock_view(&lock, self.slot, false);
@@ -179,15 +180,21 @@ impl Keep {
     }
 }
 
-/// Reads the lock within a few seconds; `None` without an answer, `Some(None)` if there is none.
-async fn read_lock(
-    locks: Api<DeserializeGuard<DistributedLock>>,
-    name: String,
-) -> Option<Option<DeserializeGuard<DistributedLock>>> {
-    tokio::time::timeout(CALL_LIMIT, locks.get_opt(&name))
-        .await
-        .ok()?
-        .ok()
+type AnyLock = DeserializeGuard<DistributedLock>;
+
+/// What a read of the lock gave.
+enum LockRead {
+    NoAnswer,
+    Gone,
+    Found(Box<AnyLock>),
+}
+
+async fn read_lock(locks: Api<AnyLock>, name: String) -> LockRead {
+    match tokio::time::timeout(CALL_LIMIT, locks.get_opt(&name)).await {
+        Ok(Ok(Some(lock))) => LockRead::Found(Box::new(lock)),
+        Ok(Ok(None)) => LockRead::Gone,
+        Ok(Err(_)) | Err(_) => LockRead::NoAnswer,
+    }
 }
 
 enum Look {

@@ -105,7 +105,6 @@ impl Locks {
     }
 
     /// The lock of this name, not asked for yet.
-    #[must_use]
     pub fn lock(&self, name: &str) -> Acquire {
         Acquire {
             locks: self.clone(),
@@ -131,8 +130,10 @@ pub struct Acquire {
     pub(crate) wait: Option<Duration>,
     pub(crate) wait_for_lock: bool,
     pub(crate) kill_grace: Grace,
-    pub(crate) progress: Option<Arc<dyn Fn(&Progress) + Send + Sync>>,
+    pub(crate) progress: Option<Listener>,
 }
+
+type Listener = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// What the work gets between "stop" and its end.
 #[derive(Clone, Copy, Debug)]

@@ -206,7 +206,7 @@ impl Renewer {
                 }
                 Put::Applied(_) | Put::Conflict | Put::Gone => {}
                 Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
-                    trouble = error.to_string()
+                    trouble = error.to_string();
                 }
             }
             match self.store.get(&self.name, limit).await {

@@ -7,7 +7,7 @@ use kube::api::{Api, DynamicObject};
 use kube::runtime::{WatchStreamExt, watcher};
 
 use super::calls::WATCH_SECONDS;
-use crate::engine::{LeaseRecord, Seen};
+use crate::engine::Seen;
 use crate::lease::FoundLease;
 
 /// What a watch tells.
@@ -18,17 +18,6 @@ pub(crate) enum Sight {
     NoLease(Seen),
     /// RBAC does not allow the watch: look by yourself.
     Forbidden,
-}
-
-impl Sight {
-    /// The record, as the rules take it.
-    pub(crate) fn record(&self) -> Option<Option<(LeaseRecord, Seen)>> {
-        match self {
-            Sight::Lease(found, seen) => Some(Some((found.record.clone(), *seen))),
-            Sight::NoLease(_) => Some(None),
-            Sight::Forbidden => None,
-        }
-    }
 }
 
 /// A watch of one Lease. Dropped, it ends.

@@ -53,7 +53,7 @@ LEASEHOLD_FENCING_TOKEN in its environment. Send the token with every write; hav
 #[derive(clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct Args {
-    /// The DistributedLock to hold
+    /// The `DistributedLock` to hold
     #[arg(long, value_name = "LOCK")]
     lock: String,
     /// The lock's namespace; by default the kubeconfig's, or the Pod's own
@@ -437,17 +437,14 @@ impl Held<'_> {
                     None => break None,
                 },
                 signal = self.signals.recv() => handle.forward(signal),
-                () = self.guard.deadlines_changed(), if lost.is_none() => match self.guard.deadlines() {
-                    Some(deadlines) => {
-                        let handle = handle.clone();
-                        moving.push(async move { handle.extend(convert(deadlines)).await });
-                    }
-                    None => {
-                        let reason = self.guard.lost().await;
-                        say(&format!("lost lock {:?} ({}): ending the command", self.guard.lock(), reason.as_str()));
-                        lost = Some(reason);
-                        handle.end_now(grace);
-                    }
+                () = self.guard.deadlines_changed(), if lost.is_none() => if let Some(deadlines) = self.guard.deadlines() {
+                    let handle = handle.clone();
+                    moving.push(async move { handle.extend(convert(deadlines)).await });
+                } else {
+                    let reason = self.guard.lost().await;
+                    say(&format!("lost lock {:?} ({}): ending the command", self.guard.lock(), reason.as_str()));
+                    lost = Some(reason);
+                    handle.end_now(grace);
                 },
                 Some(_) = moving.next() => {}
             }

@@ -1,0 +1,72 @@
+//! What somebody who waits hears.
+
+use std::fmt;
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::engine::Waiting;
+
+/// How things stand for somebody who waits.
+#[derive(Clone, Debug)]
+pub struct WaitReport {
+    /// The lock.
+    pub lock: String,
+    /// What it waits for.
+    pub why: Option<Waiting>,
+    /// The Lease's `holderIdentity`; `None` when it is free.
+    pub holder: Option<String>,
+    /// Since when, by the holder's clock.
+    pub since: Option<Timestamp>,
+    /// The holder's token.
+    pub token: Option<i64>,
+    /// Whose turn it is, by the claim's name.
+    pub next: Option<String>,
+    /// One's own place in the queue, about.
+    pub place: Option<usize>,
+}
+
+impl fmt::Display for WaitReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.why {
+            Some(Waiting::NoLease) => f.write_str("its lease is not made yet: is the operator running?")?,
+            Some(Waiting::NotReady) => f.write_str("the operator has not opened it yet")?,
+            Some(Waiting::Conflict) => {
+                f.write_str("its lease belongs to somebody else (LeaseConflict): see the lock's conditions")?;
+            }
+            Some(Waiting::Missing) => f.write_str(
+                "its lease was deleted while perhaps held: nobody takes it before what that hides has ended",
+            )?,
+            Some(Waiting::Holder | Waiting::Turn) | None => match &self.holder {
+                Some(holder) => write!(f, "held by {holder}")?,
+                None => f.write_str("free, but it is another's turn")?,
+            },
+        }
+        if let (Some(since), Some(_)) = (self.since, &self.holder) {
+            write!(f, " since {since:.0}")?;
+        }
+        if let Some(token) = self.token {
+            write!(f, " with token {token}")?;
+        }
+        if let Some(next) = &self.next {
+            write!(f, "; next is {next}")?;
+        }
+        if let Some(place) = self.place {
+            write!(f, "; place {place} in the queue")?;
+        }
+        Ok(())
+    }
+}
+
+/// What somebody who waits hears.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// It waits, and how things stand: at the start, when the reason changes, and every 30 seconds.
+    Waiting(WaitReport),
+    /// There is no such lock yet, and it was to wait for it.
+    NoSuchLock {
+        /// The lock.
+        lock: String,
+    },
+    /// The server does not answer; it goes on trying.
+    Trouble(String),
+}

@@ -1,0 +1,252 @@
+//! The steps that read and write: each tells the claimant what came of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+
+use super::{Ending, Seeker, Step};
+use crate::client::calls::{CALL_LIMIT, backoff};
+use crate::client::error::AcquireError;
+use crate::client::guard::{Facts, Guard, State};
+use crate::client::identity::{identity, random_uid};
+use crate::client::keep::{Keep, deadlines};
+use crate::client::renew::Renewer;
+use crate::client::watch::LeaseWatch;
+use crate::client::{Grace, Progress};
+use crate::engine::{Held, LockView, Seen, Terms, Write};
+use crate::lease::store::Access;
+use crate::lease::view::lock_view;
+use crate::lease::{Put, StoreError};
+
+impl Seeker {
+    pub(super) async fn read_lock(&mut self) -> Step {
+        let access = Access {
+            verb: "get",
+            resource: "distributedlocks.leasehold.dev",
+            name: self.request.name.clone(),
+            namespace: self.request.locks.namespace.clone(),
+        };
+        let limit = self.call_limit();
+        let lock = match tokio::time::timeout(limit, self.locks.get_opt(&self.request.name)).await {
+            Err(_) => return self.trouble(StoreError::timed_out(access, limit)).await,
+            Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)).await,
+            Ok(Ok(lock)) => lock,
+        };
+        self.fine();
+        let now = self.mono();
+        let Some(lock) = lock else {
+            if self.request.wait_for_lock && self.ending.is_none() {
+                self.announce(&Progress::NoSuchLock {
+                    lock: self.request.name.clone(),
+                });
+                tokio::time::sleep(backoff(3)).await;
+                return Step::Next;
+            }
+            return Step::Over(self.no_such_lock());
+        };
+        match lock.0 {
+            Err(error) => {
+                self.trouble(StoreError::Unreachable {
+                    access,
+                    message: format!("it cannot be decoded: {}", error.error),
+                })
+                .await
+            }
+            Ok(lock) => {
+                let view = lock_view(&lock, 0, false);
+                if let Err(error) = self.check_grace(&view) {
+                    return Step::Over(error);
+                }
+                self.lease_name = Some(lock.slot_lease_name(0));
+                self.claimant.lock_read(Some(view), now);
+                Step::Next
+            }
+        }
+    }
+
+    /// Settings that can't work are refused before anything is written.
+    fn check_grace(&self, lock: &LockView) -> Result<(), AcquireError> {
+        let Grace::Exactly(grace) = self.request.kill_grace else {
+            return Ok(());
+        };
+        let duration = Duration::from_secs(u64::from(lock.granted_seconds()));
+        Terms::new(duration, grace)
+            .map(drop)
+            .map_err(|source| AcquireError::BadSettings {
+                lock: self.request.name.clone(),
+                source,
+            })
+    }
+
+    pub(super) async fn make_claim(&mut self) -> Step {
+        let suffix: String = random_uid()
+            .chars()
+            .filter(char::is_ascii_hexdigit)
+            .take(10)
+            .collect();
+        let name = format!(
+            "{}-{suffix}",
+            self.request.name.chars().take(52).collect::<String>()
+        );
+        let made = self
+            .claims
+            .make(
+                &name,
+                &self.claimant_name,
+                self.request.pod.as_ref(),
+                self.call_limit(),
+            )
+            .await;
+        match made {
+            Ok(claim) => {
+                self.fine();
+                let identity = identity(&self.claimant_name, &claim.uid);
+                self.claimant.joined(claim, identity);
+                Step::Next
+            }
+            Err(error) => self.trouble(error).await,
+        }
+    }
+
+    pub(super) async fn write(&mut self, write: Write) -> Step {
+        let (Some(name), Some(found)) = (self.lease_name.clone(), self.found.clone()) else {
+            return Step::Next;
+        };
+        if found.record.resource_version != write.record().resource_version
+            || found.record.uid != write.record().uid
+        {
+            // The object at hand is not the one that the write replaces: read it again.
+            return match self.leases.get(&name, self.call_limit()).await {
+                Ok(found) => {
+                    self.see(found, Seen::Read);
+                    Step::Next
+                }
+                Err(error) => self.trouble(error).await,
+            };
+        }
+        self.claimant.sending(&write);
+        let sent = self.boot();
+        let put = self
+            .leases
+            .put(&name, &found, write.record(), self.call_limit())
+            .await;
+        let now = self.mono();
+        let held = self.claimant.answered(&write, put.answer(), sent, now);
+        match put {
+            Put::Applied(applied) => {
+                self.fine();
+                self.found = Some(*applied);
+                match held {
+                    Some(held) => self.granted(held).await,
+                    None => Step::Next,
+                }
+            }
+            Put::Conflict | Put::Gone => Step::Next,
+            Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
+                self.trouble(error).await
+            }
+        }
+    }
+
+    /// A take answered too late to be used is released, and so is one that nobody wants any more.
+    async fn granted(&mut self, held: Held) -> Step {
+        let wanted = !matches!(self.ending, Some((Ending::CallerGone, _)));
+        if wanted && held.is_held(self.boot()) {
+            return Step::Granted(Box::new(held));
+        }
+        let mut held = held;
+        let Some((mut renewer, lock)) = self.renewer() else {
+            return Step::Next;
+        };
+        let reason = if wanted {
+            "the take was answered too late"
+        } else {
+            "nobody waits for it any more"
+        };
+        if let Err(error) = renewer.release(&mut held, &lock, reason).await {
+            tracing::warn!(lock = %self.request.name, error, "a lock that was granted too late was not released");
+        }
+        self.found = None;
+        self.claimant.lease_seen(None, Seen::Read, self.mono());
+        self.see_again().await
+    }
+
+    pub(super) async fn see_again(&mut self) -> Step {
+        let name = self.lease_name.clone().unwrap_or_default();
+        match self.leases.get(&name, self.call_limit()).await {
+            Ok(found) => {
+                self.see(found, Seen::Read);
+                Step::Next
+            }
+            Err(error) => self.trouble(error).await,
+        }
+    }
+
+    fn renewer(&self) -> Option<(Renewer, LockView)> {
+        let locks = &self.request.locks;
+        let renewer = Renewer::new(
+            locks.config.clone(),
+            &locks.namespace,
+            self.lease_name.as_ref()?,
+            self.found.clone()?,
+            Arc::clone(&locks.clock),
+        );
+        Some((renewer.ok()?, self.claimant.lock()?.clone()))
+    }
+
+    pub(super) fn guard(&mut self, held: Held) -> Result<Guard, AcquireError> {
+        let Some((renewer, lock)) = self.renewer() else {
+            return Err(AcquireError::Unsettled {
+                lock: self.request.name.clone(),
+                within: self.lease_duration(),
+            });
+        };
+        let facts = Facts {
+            lock: self.request.name.clone(),
+            namespace: self.request.locks.namespace.clone(),
+            slot: 0,
+            identity: held.grant().holder.clone(),
+            token: held.grant().token,
+        };
+        let (state_sender, state) = watch::channel(State::Held(deadlines(&held)));
+        let (release, release_receiver) = oneshot::channel();
+        let leaving = self.claimant.claim().cloned().map(|claim| {
+            let claims = self.claims.clone();
+            tokio::spawn(async move {
+                for attempt in 0..5 {
+                    match claims.delete(&claim, CALL_LIMIT).await {
+                        Ok(()) => return,
+                        Err(error) => {
+                            tracing::debug!(%error, "a claim that was served is not deleted yet");
+                        }
+                    }
+                    tokio::time::sleep(backoff(attempt)).await;
+                }
+            })
+        });
+        let lease_name = self.lease_name.clone().unwrap_or_default();
+        let keep = Keep {
+            held,
+            renewer,
+            lock,
+            slot: 0,
+            locks: self.locks.clone(),
+            watch: self
+                .watch
+                .take()
+                .unwrap_or_else(|| LeaseWatch::new(self.leases.api().clone(), &lease_name)),
+            state: state_sender,
+            release: release_receiver,
+            leaving,
+            clock: Arc::clone(&self.request.locks.clock),
+        };
+        tokio::spawn(keep.run());
+        Ok(Guard {
+            facts,
+            state,
+            release,
+            clock: Arc::clone(&self.request.locks.clock),
+        })
+    }
+}

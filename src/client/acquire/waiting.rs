@@ -1,0 +1,222 @@
+//! Waiting: for the watch, for a moment, for a server that answers again; and what is said meanwhile.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{Caller, Seeker, Step};
+use crate::api::FencingToken;
+use crate::client::calls::backoff;
+use crate::client::claims::OwnClaim;
+use crate::client::error::AcquireError;
+use crate::client::watch::{LeaseWatch, Sight};
+use crate::client::{Progress, WaitReport};
+use crate::engine::{ClaimRef, LeaseRecord, Moment, Patience, Refusal, Terms, Waiting};
+use crate::lease::StoreError;
+
+/// How often somebody who waits hears how things stand.
+const REPORT_EVERY: Duration = Duration::from_secs(30);
+/// How long a try waits for a lock that the operator has not made ready.
+const TRY_READY_WITHIN: Duration = Duration::from_secs(5);
+/// How long the first contact with the server may fail.
+const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(30);
+
+impl Seeker {
+    fn waited(&self) -> Duration {
+        self.mono().saturating_sub(self.started)
+    }
+
+    pub(super) async fn wait(
+        &mut self,
+        until: Option<Moment>,
+        why: Waiting,
+        caller: &mut Caller,
+    ) -> Step {
+        let unready = matches!(
+            why,
+            Waiting::NoLease | Waiting::NotReady | Waiting::Conflict
+        );
+        if unready && self.patience == Patience::Try && self.waited() >= TRY_READY_WITHIN {
+            return Step::Over(AcquireError::NotReady(Box::new(self.report(Some(why)))));
+        }
+        self.announce_wait(why);
+        let name = self.lease_name.clone().unwrap_or_default();
+        if self.watch.is_none() && !self.watch_forbidden {
+            self.watch = Some(LeaseWatch::new(self.leases.api().clone(), &name));
+        }
+        let terms = Terms::fitting(
+            u32::try_from(self.lease_duration().as_secs()).unwrap_or(u32::MAX),
+            Duration::ZERO,
+        );
+        let period = if self.watch_forbidden || unready {
+            terms.retry_period()
+        } else {
+            terms.slow_beat()
+        };
+        let jitter = 0.75 + rand::random::<f64>() / 2.0;
+        let next_beat = self.mono().saturating_add(period.mul_f64(jitter));
+        let beat = *self.beat.get_or_insert(next_beat);
+        let report = self.reported.map(|(_, at)| at.saturating_add(REPORT_EVERY));
+        let try_over =
+            (self.patience == Patience::Try).then(|| self.started.saturating_add(TRY_READY_WITHIN));
+        let wake = [until, report, self.wait_until, try_over]
+            .into_iter()
+            .flatten()
+            .fold(beat, Moment::min);
+        let pause = wake.saturating_sub(self.mono());
+        let watched = async {
+            match &mut self.watch {
+                Some(watch) => watch.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        let sight = tokio::select! {
+            sight = watched => Some(sight),
+            () = tokio::time::sleep(pause) => None,
+            () = caller.closed() => return Step::Next,
+        };
+        match sight {
+            Some(Sight::Lease(found, seen)) => {
+                self.fine();
+                self.see(Some(*found), seen);
+                Step::Next
+            }
+            Some(Sight::NoLease(seen)) => {
+                self.see(None, seen);
+                Step::Next
+            }
+            Some(Sight::Forbidden) => {
+                tracing::warn!(lease = %name, "not allowed to watch the lease: reading it instead");
+                self.watch = None;
+                self.watch_forbidden = true;
+                self.beat = None;
+                Step::Next
+            }
+            None if self.mono() >= beat => self.slow_beat().await,
+            None => Step::Next,
+        }
+    }
+
+    /// Nothing may be right only because a watch delivered: Lease, lock and claim are read now and then all the same.
+    async fn slow_beat(&mut self) -> Step {
+        self.beat = None;
+        if let step @ (Step::Over(_) | Step::Gone) = self.read_lock().await {
+            return step;
+        }
+        if let step @ (Step::Over(_) | Step::Gone) = self.see_again().await {
+            return step;
+        }
+        match self.claimant.claim().cloned() {
+            Some(claim) if !self.watch_forbidden => self.look_after_claim(&claim).await,
+            _ => Step::Next,
+        }
+    }
+
+    pub(super) async fn look_after_claim(&mut self, claim: &ClaimRef) -> Step {
+        match self.claims.own(claim, self.call_limit()).await {
+            Ok(OwnClaim::Waits) => Step::Next,
+            Ok(OwnClaim::Gone) => {
+                self.claimant.left();
+                Step::Next
+            }
+            Ok(OwnClaim::Rejected(message)) => Step::Over(AcquireError::Rejected {
+                lock: self.request.name.clone(),
+                message,
+            }),
+            Err(error) => self.trouble(error).await,
+        }
+    }
+
+    pub(super) async fn refused(&mut self, refusal: Refusal) -> Step {
+        let lock = self.request.name.clone();
+        match refusal {
+            Refusal::Busy => Step::Over(AcquireError::Busy(Box::new(self.report(None)))),
+            Refusal::NewerVersion => Step::Over(AcquireError::NewerVersion { lock }),
+            Refusal::NoTokenLeft => Step::Over(AcquireError::NoTokenLeft { lock }),
+            Refusal::NoLock if self.request.wait_for_lock => {
+                tokio::time::sleep(backoff(3)).await;
+                self.read_lock().await
+            }
+            Refusal::NoLock => Step::Over(self.no_such_lock()),
+        }
+    }
+
+    pub(super) fn no_such_lock(&self) -> AcquireError {
+        AcquireError::NoSuchLock {
+            lock: self.request.name.clone(),
+            namespace: self.request.locks.namespace.clone(),
+        }
+    }
+
+    /// What is forbidden stays forbidden; a server that does not answer may do so again.
+    pub(super) async fn trouble(&mut self, error: StoreError) -> Step {
+        if self.ending.is_some() {
+            // Leaving: try again until the time for it is over.
+            self.failures += 1;
+            tokio::time::sleep(backoff(self.failures)).await;
+            return Step::Next;
+        }
+        let error = match error {
+            StoreError::Forbidden { .. } => return Step::Over(AcquireError::Forbidden(error)),
+            error => error,
+        };
+        let give_up = match self.patience {
+            Patience::Try => self.waited() >= TRY_READY_WITHIN,
+            Patience::Wait => !self.contact && self.waited() >= FIRST_CONTACT_WITHIN,
+        };
+        if give_up || matches!(error, StoreError::Refused { .. }) {
+            return Step::Over(AcquireError::Unreachable(error));
+        }
+        if self.failures == 0 {
+            self.announce(&Progress::Trouble(error.to_string()));
+        }
+        self.failures += 1;
+        tokio::time::sleep(backoff(self.failures)).await;
+        Step::Next
+    }
+
+    fn announce_wait(&mut self, why: Waiting) {
+        if self.request.progress.is_none() || self.ending.is_some() {
+            return;
+        }
+        // A turn that comes in the next moment is not worth a word.
+        let quiet = why == Waiting::Turn && self.reported.is_none();
+        let due = self.reported.is_none_or(|(said, at)| {
+            said != why && why != Waiting::Turn || self.mono() >= at.saturating_add(REPORT_EVERY)
+        });
+        if due && !quiet {
+            self.reported = Some((why, self.mono()));
+            let report = self.report(Some(why));
+            self.announce(&Progress::Waiting(report));
+        }
+    }
+
+    pub(super) fn announce(&self, progress: &Progress) {
+        if let Some(tell) = &self.request.progress {
+            tell(progress);
+        }
+    }
+
+    pub(super) fn report(&self, why: Option<Waiting>) -> WaitReport {
+        let lease = self.claimant.lease();
+        let holder = lease
+            .map(|lease| lease.spec.holder.clone())
+            .filter(|holder| !holder.is_empty());
+        WaitReport {
+            lock: self.request.name.clone(),
+            why,
+            since: lease
+                .and_then(|lease| lease.spec.acquire_time)
+                .and_then(|micros| Timestamp::from_microsecond(micros).ok()),
+            token: lease
+                .and_then(LeaseRecord::current_token)
+                .map(FencingToken::get),
+            next: lease
+                .and_then(|lease| lease.next.as_ref())
+                .filter(|next| self.claimant.claim() != Some(next))
+                .map(|next| next.name.clone()),
+            place: self.claimant.place(),
+            holder,
+        }
+    }
+}
