@@ -178,11 +178,13 @@ impl Seeker {
             {
                 break Err(self.unsettled());
             }
+            // Nothing of it is left in the cluster: nothing to read or write for.
+            let nothing_left = self.claimant.claim().is_none() && !self.claimant.is_unsettled();
             // The Lease's name is the lock's to tell.
-            let step = if self.lease_name.is_none() && self.ending.is_none() {
-                Move::ReadLock
-            } else if self.lease_name.is_none() {
+            let step = if self.ending.is_some() && nothing_left {
                 Move::Gone
+            } else if self.lease_name.is_none() {
+                Move::ReadLock
             } else {
                 let wall = self.request.locks.clock.wall().as_microsecond();
                 self.claimant.decide(self.mono(), wall)

@@ -127,10 +127,9 @@ impl Seeker {
         }
         self.claimant.sending(&write);
         let sent = self.boot();
-        let put = self
-            .leases
-            .put(&name, &found, write.record(), self.call_limit())
-            .await;
+        // An answer that comes after the lease has ended is of no use.
+        let limit = self.call_limit().min(self.lease_duration());
+        let put = self.leases.put(&name, &found, write.record(), limit).await;
         let now = self.mono();
         let held = self.claimant.answered(&write, put.answer(), sent, now);
         match put {

@@ -119,10 +119,17 @@ impl Seeker {
                 self.claimant.left();
                 Step::Next
             }
-            Ok(OwnClaim::Rejected(message)) => Step::Over(AcquireError::Rejected {
-                lock: self.request.name.clone(),
-                message,
-            }),
+            Ok(OwnClaim::Rejected(message)) => {
+                // It has told what it had to tell. Who can't delete it leaves it to its Pod's end.
+                if let Err(error) = self.claims.delete(claim, self.call_limit()).await {
+                    tracing::debug!(%error, "a rejected claim was not deleted");
+                }
+                self.claimant.left();
+                Step::Over(AcquireError::Rejected {
+                    lock: self.request.name.clone(),
+                    message,
+                })
+            }
             Err(error) => self.trouble(error).await,
         }
     }
