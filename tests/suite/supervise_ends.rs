@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::supervise::{ChildStatus, EndReason, Signal};
 
-use crate::supervise_wrapper::{SLACK, Setup, has_argument, processes, signal, until};
+use crate::supervise_wrapper::{Folder, SLACK, Setup, has_argument, processes, signal, until};
 
 /// A command that ignores TERM, with a child in another session that does too, and a double fork.
 const STUBBORN: &str = "trap '' TERM INT HUP QUIT; setsid sh -c 'sleep 600; :' & (sleep 600 &); \
@@ -47,10 +47,9 @@ fn what_cannot_be_run_is_told_as_a_shell_tells_it() {
     assert_eq!(refused.wait(SLACK * 3).code(), Some(126));
 
     // What only the kernel finds out, when the file is executed.
-    let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
-    fs::create_dir(&folder).unwrap();
+    let folder = Folder::new();
     for (content, code) in [("#!/no/such/interpreter\n", 127), ("#!/etc/passwd\n", 126)] {
-        let file = folder.join("script");
+        let file = folder.path().join("script");
         fs::write(&file, content).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
         let (exit, _) = Setup::new(&[file.to_str().unwrap()])
@@ -58,7 +57,6 @@ fn what_cannot_be_run_is_told_as_a_shell_tells_it() {
             .finish(SLACK * 3);
         assert_eq!(exit.code(), Some(code), "{content}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use leasehold::supervise::{EndReason, Signal};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::supervise_wrapper::{SLACK, Setup, Tree, signal, until};
+use crate::supervise_wrapper::{Folder, SLACK, Setup, Tree, signal, until};
 
 /// Ignores what can be ignored; one child in another session, one twice forked, one that forks on and on.
 const STUBBORN: &str = "trap '' TERM INT HUP QUIT USR1 USR2; setsid sh -c 'sleep 600; :' & (sleep 600 &); \
@@ -20,7 +20,7 @@ fn start() -> Tree {
         .kill_grace(Duration::from_millis(200))
         .start()
         .ready();
-    assert!(tree.commands().len() >= 4, "{:?}", tree.commands());
+    until("its children run", SLACK, || tree.commands().len() >= 4);
     tree
 }
 
@@ -110,9 +110,8 @@ fn guardian_killed() {
 #[test]
 fn a_command_that_forks_and_exits_without_end_is_caught() {
     // Each generation lives shorter than a walk through /proc takes, outside the command's own group.
-    let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
-    std::fs::create_dir(&folder).unwrap();
-    let comet = folder.join("comet");
+    let folder = Folder::new();
+    let comet = folder.path().join("comet");
     std::fs::write(&comet, "trap '' TERM; : > \"$0.beat\"; sh \"$0\" &\n").unwrap();
     let script = format!("setsid sh {} & : > \"$READY\"; sleep 600", comet.display());
     for lose_guardian in [false, true] {
@@ -121,7 +120,7 @@ fn a_command_that_forks_and_exits_without_end_is_caught() {
             ..Setup::script(&script)
         };
         let tree = setup.deadlines(1500, 1700).start().ready();
-        let beat = folder.join("comet.beat");
+        let beat = folder.path().join("comet.beat");
         until("it flies", SLACK, || beat.exists());
         if lose_guardian {
             signal(tree.guardian().unwrap(), Signal::KILL);
@@ -135,7 +134,6 @@ fn a_command_that_forks_and_exits_without_end_is_caught() {
         });
         assert!(!beat.exists(), "it still flies");
     }
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -250,30 +248,31 @@ fn round(random: &mut StdRng) {
         (Victim::Command, Signal::TERM),
     ];
     let (victim, sent) = choices[random.random_range(0..choices.len())];
-    match victim {
-        Victim::Wrapper => signal(tree.wrapper(), sent),
-        Victim::Guardian => tree
-            .guardian()
-            .into_iter()
-            .for_each(|guardian| signal(guardian, sent)),
-        Victim::Group => tree.signal_group(sent),
-        Victim::Command => tree
-            .commands()
-            .first()
-            .into_iter()
-            .for_each(|&command| signal(command, sent)),
+    // Early on there may be no such process yet.
+    let hit = match victim {
+        Victim::Wrapper => Some(tree.wrapper()),
+        Victim::Guardian => tree.guardian(),
+        Victim::Command => tree.commands().first().copied(),
+        Victim::Group => {
+            tree.signal_group(sent);
+            Some(0)
+        }
+    };
+    if let Some(pid) = hit.filter(|&pid| pid != 0) {
+        signal(pid, sent);
     }
-    println!("{victim:?} {sent:?}");
-    // Whom that did not end: the wrapper gets a TERM, which counts once it is thawed.
-    let hurt = BootInstant::now() + tree.setup().hard;
+    println!("{victim:?} {sent:?} {hit:?}");
+    let past_hard = BootInstant::now() + tree.setup().hard;
     until("the deadline has passed", SLACK, || {
-        BootInstant::now() >= hurt
+        BootInstant::now() >= past_hard
     });
-    if sent == Signal::STOP {
+    if sent == Signal::STOP && hit.is_some() {
         ends_in_time(&tree);
     }
+    // Whom that did not end: the wrapper gets a TERM, which counts once it is thawed. The group is thawed, for the
+    // guardian may have been in it still.
     signal(tree.wrapper(), Signal::TERM);
-    signal(tree.wrapper(), Signal::CONT);
+    tree.signal_group(Signal::CONT);
     ends_in_time(&tree);
     until("all have ended", SLACK * 2, || tree.tagged().is_empty());
 }

@@ -87,12 +87,17 @@ impl Setup {
 
     /// Starts the wrapper below another program.
     pub fn start_below(mut self, outer: &[&str]) -> Tree {
-        let folder = std::env::temp_dir().join(format!("leasehold-{:016x}", rand::random::<u64>()));
-        fs::create_dir(&folder).unwrap();
-        self.report = folder.join("report");
-        let setup = folder.join("setup");
+        let folder = Folder::new();
+        self.report = folder.path().join("report");
+        let setup = folder.path().join("setup");
         fs::write(&setup, serde_json::to_vec(&self).unwrap()).unwrap();
-        let tag = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let tag = folder
+            .path()
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
         let this = std::env::current_exe().unwrap();
         let mut argv: Vec<OsString> = outer.iter().map(OsString::from).collect();
         argv.push(this.into());
@@ -105,7 +110,7 @@ impl Setup {
             ])
             .env(SETUP, &setup)
             .env(TAG, &tag)
-            .env("READY", folder.join("ready"))
+            .env("READY", folder.path().join("ready"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .process_group(0)
@@ -120,11 +125,33 @@ impl Setup {
     }
 }
 
+/// A folder that goes with its owner.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        let name = format!("leasehold-{:016x}", rand::random::<u64>());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A wrapper and everything below it, found by a variable in the environment.
 pub struct Tree {
     child: Child,
     tag: String,
-    folder: PathBuf,
+    folder: Folder,
     setup: Setup,
 }
 
@@ -132,7 +159,7 @@ impl Tree {
     /// Waits until the script has said that it is ready.
     pub fn ready(self) -> Self {
         until("the script is ready", SLACK * 3, || {
-            self.folder.join("ready").exists()
+            self.folder.path().join("ready").exists()
         });
         self
     }
@@ -187,11 +214,27 @@ impl Tree {
 
     /// Waits until nothing of the command is alive.
     pub fn commands_end_within(&self, within: Duration) {
-        until(
-            &format!("the command of {:?} has ended", self.setup.command),
-            within,
-            || self.commands().is_empty(),
-        );
+        let give_up = BootInstant::now() + within;
+        while !self.commands().is_empty() {
+            assert!(
+                BootInstant::now() < give_up,
+                "alive after {within:?}:\n{}",
+                self.describe()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Everybody with our tag, a line each.
+    pub fn describe(&self) -> String {
+        let line = |pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            let stat: Vec<&str> = stat.split_ascii_whitespace().take(6).collect();
+            format!("{} {words}\n", stat.join(" "))
+        };
+        self.tagged().into_iter().map(line).collect()
     }
 
     /// Waits for the end of the wrapper (or of the program around it).
@@ -212,7 +255,7 @@ impl Tree {
             BTreeSet::new(),
             "alive after the end was reported"
         );
-        let report = fs::read(self.folder.join("report")).expect("the wrapper reports");
+        let report = fs::read(self.folder.path().join("report")).expect("the wrapper reports");
         (status, serde_json::from_slice(&report).unwrap())
     }
 
@@ -221,7 +264,7 @@ impl Tree {
     }
 
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 }
 
@@ -233,7 +276,6 @@ impl Drop for Tree {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
