@@ -1,6 +1,7 @@
 //! What somebody who waits hears.
 
 use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -23,6 +24,8 @@ pub struct WaitReport {
     pub next: Option<String>,
     /// One's own place in the queue, about.
     pub place: Option<usize>,
+    /// When the holder's lease ends, from now, unless it is renewed.
+    pub lease_ends_in: Option<Duration>,
 }
 
 impl fmt::Display for WaitReport {
@@ -46,6 +49,13 @@ impl fmt::Display for WaitReport {
         }
         if let Some(token) = self.token {
             write!(f, " with token {token}")?;
+        }
+        if let Some(left) = self.lease_ends_in {
+            write!(
+                f,
+                "; its lease ends in {} s unless it is renewed",
+                left.as_secs() + 1
+            )?;
         }
         if let Some(next) = &self.next {
             write!(f, "; next is {next}")?;

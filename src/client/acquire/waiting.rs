@@ -39,7 +39,7 @@ impl Seeker {
         if unready && self.patience == Patience::Try && self.waited() >= TRY_READY_WITHIN {
             return Step::Over(AcquireError::NotReady(Box::new(self.report(Some(why)))));
         }
-        self.announce_wait(why);
+        self.announce_wait(why, until);
         let name = self.lease_name.clone().unwrap_or_default();
         if self.watch.is_none() && !self.watch_forbidden {
             self.watch = Some(LeaseWatch::new(self.leases.api().clone(), &name));
@@ -182,7 +182,7 @@ impl Seeker {
         Step::Next
     }
 
-    fn announce_wait(&mut self, why: Waiting) {
+    fn announce_wait(&mut self, why: Waiting, until: Option<Moment>) {
         if self.request.progress.is_none() || self.ending.is_some() {
             return;
         }
@@ -193,7 +193,11 @@ impl Seeker {
         });
         if due && !quiet {
             self.reported = Some((why, self.mono()));
-            let report = self.report(Some(why));
+            let mut report = self.report(Some(why));
+            // While it is another's turn, `until` is that one's time, not a holder's.
+            if matches!(why, Waiting::Holder | Waiting::Missing) {
+                report.lease_ends_in = until.map(|until| until.saturating_sub(self.mono()));
+            }
             self.announce(&Progress::Waiting(report));
         }
     }
@@ -223,6 +227,7 @@ impl Seeker {
                 .filter(|next| self.claimant.claim() != Some(next))
                 .map(|next| next.name.clone()),
             place: self.claimant.place(),
+            lease_ends_in: None,
             holder,
         }
     }
