@@ -127,7 +127,7 @@ impl Guardian {
                 (ToGuardian::Extend { id, deadlines }, running) => {
                     let accepted = running
                         .as_mut()
-                        .is_some_and(|running| running.plan.extend(deadlines));
+                        .is_some_and(|running| running.plan.extend(BootInstant::now(), deadlines));
                     self.tell(&ToWrapper::Extended { id, accepted });
                 }
                 (ToGuardian::Forward { signal }, Some(running)) => running.forward(signal),

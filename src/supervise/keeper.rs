@@ -130,7 +130,8 @@ impl Keeper {
             }
         } else if watched.term_at().is_some_and(|at| now >= at) {
             watched.termed = true;
-            watched.ending.get_or_insert(EndReason::Deadline);
+            let reason = *watched.ending.get_or_insert(EndReason::Deadline);
+            let _ = self.outbox.send(Event::Ending(Some(reason)));
             let below = self.below_guardian();
             signal_all(&below, Signal::TERM);
             signal_all(&below, Signal::CONT);
@@ -285,6 +286,11 @@ impl Keeper {
     fn stand_in(&mut self) -> ChildEnded {
         let give_up = BootInstant::now() + KILL_GIVE_UP_AFTER;
         let main = self.command.as_ref().and_then(|watched| watched.pid);
+        let known = self.command.as_ref().and_then(|watched| watched.ending);
+        let reason = known.unwrap_or(EndReason::GuardianLost);
+        if known.is_none() {
+            let _ = self.outbox.send(Event::Ending(Some(reason)));
+        }
         // It may be frozen; KILL ends it all the same. From then on its children are ours.
         let _ = kill_process(self.guardian, Signal::KILL);
         let mut guardian_reaped = false;
@@ -311,13 +317,11 @@ impl Keeper {
                 empty_walks > 0 && (!has_children() || empty_walks >= SURE_AFTER_WALKS);
             if all_reaped || BootInstant::now() >= give_up {
                 let left = left.iter().map(|process| process.pid).collect();
-                let reason = self.command.as_ref().and_then(|watched| watched.ending);
-                let killed_for = Some(reason.unwrap_or(EndReason::GuardianLost));
                 return ChildEnded {
                     status,
                     all_reaped,
                     left,
-                    killed_for,
+                    killed_for: Some(reason),
                 };
             }
             self.pause();

@@ -62,9 +62,10 @@ impl Plan {
         }
     }
 
-    /// Moves the deadlines; false once one of them has passed.
-    pub fn extend(&mut self, deadlines: Deadlines) -> bool {
-        if self.killing || self.ending.is_some_and(|ending| ending.lost) {
+    /// Moves the deadlines; false once one of them has passed, noticed by `due` or not.
+    pub fn extend(&mut self, now: BootInstant, deadlines: Deadlines) -> bool {
+        let lost = self.killing || self.ending.is_some_and(|ending| ending.lost);
+        if lost || now >= self.deadlines.soft {
             return false;
         }
         self.deadlines = deadlines.ordered();
@@ -150,24 +151,26 @@ mod tests {
     fn who_wakes_up_after_hard_kills_at_once() {
         let mut plan = Plan::new(deadlines(10, 12));
         assert_eq!(plan.due(at(60)), Due::Kill);
-        assert!(!plan.extend(deadlines(100, 120)));
+        assert!(!plan.extend(at(60), deadlines(100, 120)));
         assert_eq!(plan.reason(), Some(EndReason::Deadline));
     }
 
     #[test]
     fn a_renewal_moves_both_and_a_late_one_is_refused() {
         let mut plan = Plan::new(deadlines(10, 12));
-        assert!(plan.extend(deadlines(15, 17)));
+        assert!(plan.extend(at(9), deadlines(15, 17)));
         assert_eq!(plan.due(at(12)), Due::Nothing);
+        // Frozen between looking at the clock and at the message.
+        assert!(!plan.clone().extend(at(15), deadlines(20, 22)));
         assert_eq!(plan.due(at(15)), Due::Term);
-        assert!(!plan.extend(deadlines(20, 22)));
+        assert!(!plan.extend(at(15), deadlines(20, 22)));
         assert_eq!(plan.due(at(17)), Due::Kill);
     }
 
     #[test]
     fn a_shorter_duration_moves_the_deadlines_down_at_once() {
         let mut plan = Plan::new(deadlines(100, 120));
-        assert!(plan.extend(deadlines(10, 12)));
+        assert!(plan.extend(at(9), deadlines(10, 12)));
         assert_eq!(plan.next_wake(), at(10));
         assert_eq!(plan.due(at(12)), Due::Kill);
     }
@@ -176,7 +179,7 @@ mod tests {
     fn descendants_get_their_grace_while_the_lock_is_still_renewed() {
         let mut plan = Plan::new(deadlines(10, 12));
         assert!(plan.end(None, at(14)));
-        assert!(plan.extend(deadlines(20, 22)));
+        assert!(plan.extend(at(9), deadlines(20, 22)));
         assert_eq!(plan.due(at(13)), Due::Nothing);
         assert_eq!(plan.due(at(14)), Due::Kill);
         assert_eq!(plan.reason(), None);
@@ -188,7 +191,7 @@ mod tests {
         assert!(plan.end(Some(EndReason::Requested), at(30)));
         assert!(!plan.end(Some(EndReason::Requested), at(40)));
         assert_eq!(plan.due(at(11)), Due::Nothing);
-        assert!(!plan.extend(deadlines(20, 22)));
+        assert!(!plan.extend(at(11), deadlines(20, 22)));
         assert_eq!(plan.due(at(12)), Due::Kill);
         assert_eq!(plan.reason(), Some(EndReason::Requested));
     }
@@ -197,7 +200,7 @@ mod tests {
     fn a_lost_wrapper_brings_the_end_forward_and_takes_no_renewal() {
         let mut plan = Plan::new(deadlines(10, 12));
         plan.end(Some(EndReason::WrapperLost), at(5));
-        assert!(!plan.extend(deadlines(20, 22)));
+        assert!(!plan.extend(at(4), deadlines(20, 22)));
         assert_eq!(plan.due(at(5)), Due::Kill);
     }
 
