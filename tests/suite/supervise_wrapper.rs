@@ -130,7 +130,7 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Self {
-        let name = format!("leasehold-{:016x}", rand::random::<u64>());
+        let name = format!("leasehold-supervise-{:016x}", rand::random::<u64>());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
