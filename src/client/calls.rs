@@ -14,6 +14,8 @@ pub(crate) fn make_strict(config: &mut kube::Config) {
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     config.read_timeout = Some(Duration::from_secs(u64::from(WATCH_SECONDS) + 10));
+    // Without this the time that a pooled connection sat idle would count as the server's silence.
+    config.reset_reader_on_write = true;
     config.write_timeout = Some(Duration::from_secs(10));
 }
 

@@ -38,7 +38,7 @@
 //! ```
 
 mod acquire;
-mod calls;
+pub(crate) mod calls;
 mod claims;
 mod error;
 mod guard;

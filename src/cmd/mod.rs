@@ -10,6 +10,7 @@ use k8s_openapi::jiff::SignedDuration;
 
 mod crd;
 pub mod guard;
+mod operator;
 mod run;
 
 /// Distributed locks for Kubernetes that hold, and fence.
@@ -28,6 +29,7 @@ pub struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     Crd(crd::Args),
+    Operator(operator::Args),
     Run(run::Args),
 }
 
@@ -36,6 +38,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Crd(args) => crd::run(&args),
+            Command::Operator(args) => operator::run(args),
             Command::Run(args) => run::run(args),
         }
     }

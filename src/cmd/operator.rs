@@ -1,0 +1,185 @@
+//! `leasehold operator`: one replica of the operator.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use leasehold::client::identity::host_name;
+use leasehold::controller::{self, Settings};
+use leasehold::leader::LeaderTimes;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::{parse_duration, say};
+
+/// Run one replica of the operator: it makes the Leases of locks, ends silent holders, keeps queues in order, revokes,
+/// mirrors status, and tends claims. Several may run; one leads.
+///
+/// Exit codes: 0 stopped by SIGTERM or SIGINT, after giving the lead back; 2 usage, or settings that do not fit
+/// together; 1 anything else. Losing the lead ends no process: the replica stops all writes and stands by.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The operator's own namespace, for the Lease of its election; by default the Pod's, or the kubeconfig's
+    #[arg(short, long, env = "POD_NAMESPACE")]
+    namespace: Option<String>,
+    /// A namespace to look after; may be repeated. By default all
+    #[arg(
+        long = "watch-namespace",
+        env = "WATCH_NAMESPACE",
+        value_delimiter = ','
+    )]
+    watch_namespaces: Vec<String>,
+    /// The Lease of the election
+    #[arg(long, default_value = "leasehold-operator")]
+    leader_election_id: String,
+    /// How long a leader that died can keep others from leading; whole seconds
+    #[arg(long, default_value = "15s", value_parser = parse_duration)]
+    leader_lease_duration: Duration,
+    /// A leader that could not renew for so long leads no more; three to four fifths of the lease duration
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    leader_renew_deadline: Duration,
+    /// How often a standby looks, and a leader repeats a renewal that failed; at most half of the renew deadline
+    #[arg(long, default_value = "2s", value_parser = parse_duration)]
+    leader_retry_period: Duration,
+    /// Who this replica is; by default the Pod's name, or the host's
+    #[arg(long, env = "POD_NAME")]
+    identity: Option<String>,
+    /// Where /livez, /readyz and /metrics are served
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    http_addr: SocketAddr,
+    /// How the log is written, to stderr; RUST_LOG filters it
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Usage, and settings that do not fit together.
+const USAGE: u8 = 2;
+
+pub fn run(args: Args) -> ExitCode {
+    let times = LeaderTimes::new(
+        args.leader_lease_duration,
+        args.leader_renew_deadline,
+        args.leader_retry_period,
+    );
+    let times = match times {
+        Ok(times) => times,
+        Err(error) => return usage(&error.to_string()),
+    };
+    let names = args.namespace.iter().map(|name| ("--namespace", name, 63));
+    let names = names
+        .chain(
+            args.watch_namespaces
+                .iter()
+                .map(|name| ("--watch-namespace", name, 63)),
+        )
+        .chain([("--leader-election-id", &args.leader_election_id, 253)]);
+    for (flag, name, longest) in names {
+        if !is_name(name, longest) {
+            return usage(&format!(
+                "{flag} {name:?} is no name that Kubernetes takes: lower case letters, digits and '-'"
+            ));
+        }
+    }
+    let identity = args.identity.clone().unwrap_or_else(host_name);
+    if identity.is_empty() || identity.len() > 200 || identity.contains(['/', ';']) {
+        return usage("--identity must have 1 to 200 characters, without '/' and ';'");
+    }
+    log_to_stderr(args.log_format);
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return failure(&format!("cannot start: {error}")),
+    };
+    let outcome = runtime.block_on(operate(args, times, identity));
+    // Nothing of this process is worth waiting for any more.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure(&error),
+    }
+}
+
+async fn operate(args: Args, times: LeaderTimes, identity: String) -> Result<(), String> {
+    // Before anything is under way: a signal must never find the default handler once something is.
+    let stop = stop_on_signal().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let config = kube::Config::infer()
+        .await
+        .map_err(|error| format!("no API server is configured: {error}"))?;
+    let settings = Settings {
+        namespace: args
+            .namespace
+            .unwrap_or_else(|| config.default_namespace.clone()),
+        watched: args.watch_namespaces,
+        election: args.leader_election_id,
+        times,
+        identity,
+        http_addr: args.http_addr,
+    };
+    controller::run(settings, config, stop)
+        .await
+        .map_err(|error| error.to_string())
+}
+
+/// Becomes true with the first SIGTERM or SIGINT; a second one ends the process at once.
+fn stop_on_signal() -> std::io::Result<watch::Receiver<bool>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if stop.send_replace(true) {
+                std::process::exit(1);
+            }
+            tracing::info!("stops: ends what is under way, then gives the lead back");
+        }
+    });
+    Ok(stopped)
+}
+
+fn log_to_stderr(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// A DNS subdomain, as names of Leases and namespaces are.
+fn is_name(name: &str, longest: usize) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    !name.is_empty()
+        && name.len() <= longest
+        && name.split('.').all(|label| {
+            label.starts_with(inner)
+                && label.ends_with(inner)
+                && label.chars().all(|c| inner(c) || c == '-')
+        })
+}
+
+fn usage(words: &str) -> ExitCode {
+    say(words);
+    ExitCode::from(USAGE)
+}
+
+fn failure(words: &str) -> ExitCode {
+    say(words);
+    ExitCode::FAILURE
+}

@@ -1,0 +1,234 @@
+//! What becomes of claims: a pure function of the claims of one lock, its Lease and the time.
+//!
+//! Nothing here grants: a ticket keeps a place, a final phase says that a claim is over, and claims that have had
+//! their grant are collected.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::api::names;
+use crate::api::{
+    ClaimPhase, ConditionStatus, DistributedLock, HoldType, LockClaim, LockClaimStatus,
+    set_condition,
+};
+use crate::engine::{GrantNote, LeaseRecord, WallMicros};
+
+/// What is to be written about a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClaimAction {
+    /// Write this status.
+    Status(Arc<LockClaim>, Box<LockClaimStatus>),
+    /// Delete it, as it is over.
+    Delete(Arc<LockClaim>),
+}
+
+/// The claims of one lock, and what they are judged by.
+#[derive(Debug)]
+pub struct Claims<'a> {
+    /// The claims, in any order.
+    pub claims: Vec<Arc<LockClaim>>,
+    /// Their lock; `None` where there is none.
+    pub lock: Option<&'a DistributedLock>,
+    /// Name of the lock.
+    pub lock_name: &'a str,
+    /// Its Lease.
+    pub lease: Option<&'a LeaseRecord>,
+    /// Now.
+    pub wall: WallMicros,
+}
+
+/// What to write, and after how many microseconds to look again because of the time alone.
+#[must_use]
+pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
+    let mut actions = vec![];
+    let mut again: Option<WallMicros> = None;
+    let mut sooner =
+        |after: WallMicros| again = Some(again.map_or(after, |other| other.min(after)));
+    let full = beyond_the_limit(all);
+    for claim in &all.claims {
+        if claim.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        if claim.spec.hold.type_ == HoldType::Heartbeat && had_its_grant(claim, all.lease) {
+            actions.push(ClaimAction::Delete(claim.clone()));
+            continue;
+        }
+        if claim.phase().is_final() {
+            match ends_after(claim, all.wall) {
+                Some(left) if left <= 0 => actions.push(ClaimAction::Delete(claim.clone())),
+                Some(left) => sooner(left),
+                None => {}
+            }
+            continue;
+        }
+        let left = patience_left(claim, all.wall);
+        let end = match left {
+            _ if claim.phase() != ClaimPhase::Pending => None,
+            Some(left) if left <= 0 => Some(ClaimPhase::TimedOut),
+            _ if full.contains(&claim.uid().unwrap_or_default()) => Some(ClaimPhase::Rejected),
+            Some(left) => {
+                sooner(left);
+                None
+            }
+            None => None,
+        };
+        let status = status_of(claim, end, all);
+        if claim.status.as_ref() != Some(&status) {
+            actions.push(ClaimAction::Status(claim.clone(), Box::new(status)));
+        }
+    }
+    (actions, again)
+}
+
+/// Whether the claim's uid stands in the holder or in the grant: it waits no more, and its name is spent.
+fn had_its_grant(claim: &LockClaim, lease: Option<&LeaseRecord>) -> bool {
+    let (Some(uid), Some(lease)) = (claim.metadata.uid.as_deref(), lease) else {
+        return false;
+    };
+    let granted = match &lease.grant {
+        GrantNote::V1(grant) => grant.holder.rsplit_once('/').map(|(_, uid)| uid),
+        _ => None,
+    };
+    lease.holder_uid() == Some(uid) || granted == Some(uid)
+}
+
+/// The uids of claims without a ticket that came when the queue had its `maxWaiters`.
+fn beyond_the_limit(all: &Claims<'_>) -> HashSet<String> {
+    let Some(lock) = all.lock else {
+        return HashSet::new();
+    };
+    let limit = usize::try_from(lock.spec.queue.max_waiters.max(0)).unwrap_or(usize::MAX);
+    let mut waiting: Vec<_> = all
+        .claims
+        .iter()
+        .filter(|claim| crate::lease::view::waits(claim) && !had_its_grant(claim, all.lease))
+        .collect();
+    waiting.sort_by_key(|claim| (claim.ticket(), claim.name_any()));
+    let has_ticket = |claim: &LockClaim| {
+        claim
+            .status
+            .as_ref()
+            .is_some_and(|status| status.ticket.is_some())
+    };
+    waiting
+        .into_iter()
+        .skip(limit)
+        .filter(|claim| !has_ticket(claim))
+        .filter_map(|claim| claim.uid())
+        .collect()
+}
+
+/// By the server's own time of creation.
+fn patience_left(claim: &LockClaim, wall: WallMicros) -> Option<WallMicros> {
+    let seconds = claim.spec.wait_timeout_seconds?;
+    let made = claim
+        .metadata
+        .creation_timestamp
+        .as_ref()?
+        .0
+        .as_microsecond();
+    Some(
+        made.saturating_add(i64::from(seconds) * 1_000_000)
+            .saturating_sub(wall),
+    )
+}
+
+/// How long a finished claim is still kept; `None` for ever.
+fn ends_after(claim: &LockClaim, wall: WallMicros) -> Option<WallMicros> {
+    let seconds = claim.spec.ttl_seconds_after_finished?;
+    let conditions = &claim.status.as_ref()?.conditions;
+    let finished = crate::api::find_condition(conditions, names::CONDITION_READY)?;
+    let finished = finished.last_transition_time.0.as_microsecond();
+    Some(
+        finished
+            .saturating_add(i64::from(seconds) * 1_000_000)
+            .saturating_sub(wall),
+    )
+}
+
+fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> LockClaimStatus {
+    let mut status = claim.status.clone().unwrap_or_default();
+    if status.ticket.is_none() {
+        status.ticket = claim.ticket();
+    }
+    status.observed_generation = claim.metadata.generation;
+    let now = Time(
+        Timestamp::from_second(all.wall.div_euclid(1_000_000)).unwrap_or(Timestamp::UNIX_EPOCH),
+    );
+    let lock = all.lock_name;
+    let (ready, reason, message) = match end {
+        Some(phase) => {
+            status.phase = Some(phase);
+            if phase == ClaimPhase::Rejected {
+                (
+                    ConditionStatus::False,
+                    names::REASON_QUEUE_FULL,
+                    format!("the queue of lock {lock} has its maxWaiters"),
+                )
+            } else {
+                (
+                    ConditionStatus::False,
+                    names::REASON_TIMED_OUT,
+                    "waitTimeoutSeconds have passed".to_owned(),
+                )
+            }
+        }
+        None => {
+            status.phase = Some(status.phase.unwrap_or_default());
+            if all.lock.is_none() {
+                let message = format!(
+                    "there is no lock {lock} in this namespace: the claim waits until it is made"
+                );
+                (
+                    ConditionStatus::Unknown,
+                    names::REASON_LOCK_NOT_FOUND,
+                    message,
+                )
+            } else {
+                (
+                    ConditionStatus::Unknown,
+                    names::REASON_PENDING,
+                    "the claim waits for its turn".to_owned(),
+                )
+            }
+        }
+    };
+    let mut set = |type_: &str, value: ConditionStatus, reason: &str, message: &str| {
+        set_condition(
+            &mut status.conditions,
+            type_,
+            value,
+            reason,
+            message,
+            claim.metadata.generation,
+            &now,
+        );
+    };
+    set(names::CONDITION_READY, ready, reason, &message);
+    set(
+        names::CONDITION_GRANTED,
+        ConditionStatus::False,
+        reason,
+        &message,
+    );
+    // A missing lock stalls nothing: it may be made a moment later, by the same `kubectl apply`.
+    match end {
+        Some(_) => set(
+            names::CONDITION_STALLED,
+            ConditionStatus::True,
+            reason,
+            &message,
+        ),
+        None => set(
+            names::CONDITION_STALLED,
+            ConditionStatus::False,
+            names::REASON_OK,
+            "nothing needs a person",
+        ),
+    }
+    status
+}

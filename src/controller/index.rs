@@ -1,0 +1,558 @@
+//! What this replica knows: locks, claims and Leases, and one [`Keeper`] a slot. Synchronous, no I/O.
+//!
+//! Every replica feeds it, so that a change of leader postpones no expiry. Whether a state of a Lease came by an
+//! unbroken watch is told here, since an observer may trust only what it saw without a gap: a state that enters a
+//! watch's selection anew (a label was put back) counts as read.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::api::{DistributedLock, EndReason, FencingToken, HistoryEntry, LockClaim};
+use crate::engine::{
+    EndKind, GrantNote, Keeper, LeaseRecord, Moment, Queue, Seen, SpecRecord, WallMicros,
+};
+use crate::lease::FoundLease;
+use crate::lease::view::{claim_view, lock_view};
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl Key {
+    /// The key of `name` in `namespace`.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// The key of an object.
+    #[must_use]
+    pub fn of(object: &impl ResourceExt) -> Self {
+        Self::new(&object.namespace().unwrap_or_default(), &object.name_any())
+    }
+
+    fn sibling(&self, name: &str) -> Self {
+        Self::new(&self.namespace, name)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One watch: what it selects.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Watch {
+    /// The kind of objects.
+    pub kind: Kind,
+    /// The namespace; `None` for all.
+    pub namespace: Option<String>,
+}
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// DistributedLocks.
+    Locks,
+    /// LockClaims.
+    Claims,
+    /// Leases with the label `leasehold.dev/lock`.
+    Leases,
+    /// Leases with the label `leasehold.dev/shared-with`.
+    SharedLeases,
+}
+
+impl Kind {
+    /// The word used in messages and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Locks => "distributedlocks",
+            Kind::Claims => "lockclaims",
+            Kind::Leases => "leases",
+            Kind::SharedLeases => "shared leases",
+        }
+    }
+}
+
+/// How a state of an object was learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// An event of a watch.
+    Event,
+    /// A list that a watch began with.
+    List,
+    /// A read from the server, or the answer to a write of our own.
+    Read,
+}
+
+/// Something worth an event and a count.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News {
+    /// A grant was seen.
+    Granted {
+        /// `holderIdentity`.
+        holder: String,
+        /// The token, where it has one yet.
+        token: Option<FencingToken>,
+    },
+    /// A grant ended.
+    Ended(HistoryEntry),
+    /// An annotation holds a number too large to be believed.
+    AbsurdToken,
+}
+
+/// The most ended grants and pieces of news that a slot keeps until the leader has told them; a standby drops the
+/// oldest. History holds 50 at most.
+const KEPT: usize = 50;
+
+/// One Lease, watched or awaited.
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The machine that says what to do.
+    pub keeper: Keeper,
+    /// The object, of the state that the keeper knows.
+    pub found: Option<FoundLease>,
+    /// When the Lease was last heard of.
+    pub heard: Moment,
+    /// Grants whose end is not in status yet.
+    pub ends: VecDeque<HistoryEntry>,
+    /// What the leader has not told yet.
+    pub news: VecDeque<News>,
+}
+
+/// Everything that is known.
+#[derive(Debug, Default)]
+pub struct Index {
+    locks: HashMap<Key, Arc<DistributedLock>>,
+    claims: HashMap<Key, BTreeMap<String, Arc<LockClaim>>>,
+    /// By namespace and name of the claim: the lock that it names.
+    lock_of_claim: HashMap<Key, Key>,
+    slots: HashMap<Key, Slot>,
+    /// By Lease: the locks that name it.
+    named_by: HashMap<Key, BTreeSet<Key>>,
+    in_view: HashMap<Watch, HashSet<Key>>,
+    listing: HashMap<Watch, HashSet<Key>>,
+}
+
+impl Index {
+    /// The lock of this key.
+    #[must_use]
+    pub fn lock(&self, key: &Key) -> Option<&Arc<DistributedLock>> {
+        self.locks.get(key)
+    }
+
+    /// All locks.
+    pub fn locks(&self) -> impl Iterator<Item = (&Key, &Arc<DistributedLock>)> {
+        self.locks.iter()
+    }
+
+    /// Every key that may need work: locks, and missing locks that claims name.
+    #[must_use]
+    pub fn keys(&self) -> Vec<Key> {
+        let keys: BTreeSet<_> = self
+            .locks
+            .keys()
+            .chain(self.claims.keys())
+            .cloned()
+            .collect();
+        keys.into_iter().collect()
+    }
+
+    /// The claims that name the lock, by name.
+    pub fn claims(&self, lock: &Key) -> impl Iterator<Item = &Arc<LockClaim>> {
+        self.claims.get(lock).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The Lease of a slot.
+    #[must_use]
+    pub fn slot(&self, lease: &Key) -> Option<&Slot> {
+        self.slots.get(lease)
+    }
+
+    /// The Lease of a slot, made known if it is new.
+    pub fn slot_mut(&mut self, lease: &Key) -> &mut Slot {
+        self.slots.entry(lease.clone()).or_default()
+    }
+
+    /// The waiting claims of a lock, in order.
+    #[must_use]
+    pub fn queue(&self, lock: &Key, lease: Option<&LeaseRecord>) -> Queue {
+        let views = self
+            .claims(lock)
+            .filter_map(|claim| claim_view(claim, false));
+        match lease {
+            Some(lease) => Queue::new(views, lease),
+            None => Queue::new(views, &nobodys()),
+        }
+    }
+
+    /// The lock that has the Lease, of all that name it: one that is open already, else the older one.
+    #[must_use]
+    pub fn keeper_of(&self, lease: &Key) -> Option<&Key> {
+        let naming = self.named_by.get(lease)?;
+        naming.iter().min_by_key(|key| {
+            let lock = self.locks.get(*key);
+            let opened = lock.is_some_and(|lock| lock.slot_status(0).is_some());
+            let made = lock.and_then(|lock| lock.creation_timestamp());
+            (!opened, made.map(|time| time.0), (*key).clone())
+        })
+    }
+
+    /// This replica begins to lead: what it saw as a standby was told by another.
+    pub fn begin_to_lead(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.keeper.begin_to_lead();
+            slot.news.clear();
+        }
+    }
+
+    /// A watch begins to list.
+    pub fn list_begins(&mut self, watch: &Watch) {
+        self.listing.insert(watch.clone(), HashSet::new());
+    }
+
+    /// A watch has listed everything: what it did not list is gone. Says which locks are concerned.
+    pub fn list_ends(&mut self, watch: &Watch, now: Moment, wall: WallMicros) -> Vec<Key> {
+        let Some(listed) = self.listing.remove(watch) else {
+            return vec![];
+        };
+        let before = self.in_view.insert(watch.clone(), listed.clone());
+        let gone: Vec<_> = before
+            .into_iter()
+            .flatten()
+            .filter(|key| !listed.contains(key))
+            .collect();
+        gone.into_iter()
+            .flat_map(|key| match watch.kind {
+                Kind::Locks => self.lock_gone(&key),
+                Kind::Claims => self.claim_gone(&key),
+                Kind::Leases | Kind::SharedLeases => {
+                    self.lease_seen(&key, None, Seen::Read, now, wall)
+                }
+            })
+            .collect()
+    }
+
+    /// Takes note that `watch` shows `key`; says how far its state may be trusted.
+    pub fn enters(&mut self, watch: &Watch, key: &Key, listed: bool) -> Seen {
+        if listed {
+            self.listing
+                .entry(watch.clone())
+                .or_default()
+                .insert(key.clone());
+            return Seen::Read;
+        }
+        if self
+            .in_view
+            .entry(watch.clone())
+            .or_default()
+            .insert(key.clone())
+        {
+            Seen::Read
+        } else {
+            Seen::Watched
+        }
+    }
+
+    /// `watch` does not show `key` any more.
+    pub fn leaves(&mut self, watch: &Watch, key: &Key) {
+        self.in_view.entry(watch.clone()).or_default().remove(key);
+    }
+
+    /// A lock was seen. `now` is when it was read from the server, before the request was sent. Says which locks are
+    /// concerned.
+    pub fn lock_seen(&mut self, lock: DistributedLock, source: Source, now: Moment) -> Vec<Key> {
+        let key = Key::of(&lock);
+        let known = self.locks.get(&key);
+        let revision = |lock: &DistributedLock| {
+            lock.resource_version()
+                .and_then(|revision| revision.parse::<u64>().ok())
+        };
+        // A list always counts: after a restore of etcd revisions go back.
+        let older = known.is_some_and(|known| revision(known) > revision(&lock));
+        if older && source != Source::List {
+            return vec![];
+        }
+        let changed = known.is_none_or(|known| revision(known) != revision(&lock));
+        let lease = key.sibling(&lock.lease_name());
+        self.locks.insert(key.clone(), Arc::new(lock));
+        self.named_by
+            .entry(lease.clone())
+            .or_default()
+            .insert(key.clone());
+        let mine = self.keeper_of(&lease) == Some(&key);
+        // What a watch tells may be late; only a read shows the lock as it was at a known moment.
+        match source {
+            Source::Read if mine => self.tell_keeper(&lease, now),
+            _ if changed => self.tell_keeper(&lease, Moment::ZERO),
+            _ => {}
+        }
+        let others = self.named_by.get(&lease).into_iter().flatten().cloned();
+        if changed { others.collect() } else { vec![] }
+    }
+
+    /// There is no such lock.
+    pub fn lock_gone(&mut self, key: &Key) -> Vec<Key> {
+        let Some(lock) = self.locks.remove(key) else {
+            return vec![];
+        };
+        let lease = key.sibling(&lock.lease_name());
+        let mut concerned = vec![key.clone()];
+        if let Some(naming) = self.named_by.get_mut(&lease) {
+            naming.remove(key);
+            concerned.extend(naming.iter().cloned());
+            if naming.is_empty() {
+                self.named_by.remove(&lease);
+            }
+        }
+        self.tell_keeper(&lease, Moment::ZERO);
+        self.forget_unused(&lease);
+        concerned
+    }
+
+    /// A claim was seen.
+    pub fn claim_seen(&mut self, claim: LockClaim, source: Source) -> Vec<Key> {
+        let key = Key::of(&claim);
+        let lock = key.sibling(&claim.spec.lock_name);
+        let mut concerned = vec![lock.clone()];
+        if let Some(before) = self.lock_of_claim.insert(key.clone(), lock.clone())
+            && before != lock
+        {
+            // Made again under the same name, for another lock.
+            self.remove_claim(&before, &key.name);
+            concerned.push(before);
+        }
+        let claims = self.claims.entry(lock).or_default();
+        let revision = |claim: &LockClaim| {
+            claim
+                .resource_version()
+                .and_then(|revision| revision.parse::<u64>().ok())
+        };
+        if let Some(known) = claims.get(&key.name)
+            && (revision(known) == revision(&claim)
+                || (revision(known) > revision(&claim) && source != Source::List))
+        {
+            return vec![];
+        }
+        claims.insert(key.name, Arc::new(claim));
+        concerned
+    }
+
+    /// There is no such claim.
+    pub fn claim_gone(&mut self, key: &Key) -> Vec<Key> {
+        let Some(lock) = self.lock_of_claim.remove(key) else {
+            return vec![];
+        };
+        self.remove_claim(&lock, &key.name);
+        vec![lock]
+    }
+
+    /// A Lease was seen, or is known not to exist. Says which locks have work: a mere renewal concerns none, their
+    /// deadlines find out.
+    pub fn lease_seen(
+        &mut self,
+        key: &Key,
+        found: Option<FoundLease>,
+        seen: Seen,
+        now: Moment,
+        wall: WallMicros,
+    ) -> Vec<Key> {
+        let naming: Vec<_> = self
+            .named_by
+            .get(key)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect();
+        let slot = self.slots.entry(key.clone()).or_default();
+        let before = slot.keeper.lease().cloned();
+        let record = found.as_ref().map(|found| found.record.clone());
+        slot.keeper.lease_seen(record, seen, now);
+        slot.heard = now;
+        let after = slot.keeper.lease();
+        match (after, found) {
+            (None, _) => slot.found = None,
+            (Some(after), Some(found)) if *after == found.record => slot.found = Some(found),
+            // An older state, passed over by the keeper.
+            _ => return vec![],
+        }
+        let renewed = before
+            .as_ref()
+            .zip(after)
+            .is_some_and(|(before, after)| is_renewal(before, after));
+        let after = after.cloned();
+        note_news(slot, before.as_ref(), after.as_ref(), wall);
+        if after.is_none() {
+            self.forget_unused(key);
+        }
+        if renewed { vec![] } else { naming }
+    }
+
+    /// A Lease was deleted, or left the selection; `revision` is that of its end.
+    pub fn lease_gone(
+        &mut self,
+        key: &Key,
+        uid: &str,
+        revision: u64,
+        now: Moment,
+        wall: WallMicros,
+    ) -> Vec<Key> {
+        let known = self.slots.get(key).and_then(|slot| slot.keeper.lease());
+        // A newer one of the same name may be known already, by a read.
+        if known.is_none_or(|known| known.uid != uid && known.resource_version > revision) {
+            return vec![];
+        }
+        self.lease_seen(key, None, Seen::Watched, now, wall)
+    }
+
+    fn tell_keeper(&mut self, lease: &Key, read: Moment) {
+        let Some(lock) = self
+            .keeper_of(lease)
+            .and_then(|key| self.locks.get(key))
+            .cloned()
+        else {
+            return;
+        };
+        self.slot_mut(lease)
+            .keeper
+            .lock_read(lock_view(&lock, 0, false), read);
+    }
+
+    fn forget_unused(&mut self, lease: &Key) {
+        let unused = self
+            .slots
+            .get(lease)
+            .is_some_and(|slot| slot.keeper.lease().is_none());
+        if unused && !self.named_by.contains_key(lease) {
+            self.slots.remove(lease);
+        }
+    }
+
+    fn remove_claim(&mut self, lock: &Key, name: &str) {
+        if let Some(claims) = self.claims.get_mut(lock) {
+            claims.remove(name);
+            if claims.is_empty() {
+                self.claims.remove(lock);
+            }
+        }
+    }
+}
+
+/// A Lease that nobody holds, where there is none.
+fn nobodys() -> LeaseRecord {
+    LeaseRecord {
+        uid: String::new(),
+        resource_version: 0,
+        deleting: false,
+        lock_label: None,
+        shared_with: None,
+        owners: vec![],
+        spec: SpecRecord::default(),
+        grant: GrantNote::Absent,
+        next: None,
+        ended: None,
+        holder_note: None,
+    }
+}
+
+/// Whether nothing changed but the time of renewal.
+fn is_renewal(before: &LeaseRecord, after: &LeaseRecord) -> bool {
+    let mut like = after.clone();
+    like.resource_version = before.resource_version;
+    like.spec.renew_time = before.spec.renew_time;
+    like == *before
+}
+
+/// What the change from `before` to `after` tells: which grant ended, which one began.
+fn note_news(
+    slot: &mut Slot,
+    before: Option<&LeaseRecord>,
+    after: Option<&LeaseRecord>,
+    wall: WallMicros,
+) {
+    let holds = |record: &&LeaseRecord| !record.is_free() && !record.is_missing();
+    let held = before.filter(holds);
+    let holds_now = after.filter(holds);
+    let same = held
+        .zip(holds_now)
+        .is_some_and(|(a, b)| a.grant_id() == b.grant_id());
+    if !same && let Some(held) = held {
+        let entry = HistoryEntry {
+            slot: 0,
+            holder_identity: held.spec.holder.clone(),
+            fencing_token: held.current_token(),
+            acquire_time: held.spec.acquire_time.and_then(micro_time),
+            end_time: micro_time(wall),
+            reason: how_it_ended(held, after),
+        };
+        slot.ends.push_back(entry.clone());
+        slot.news.push_back(News::Ended(entry));
+    }
+    if !same && let Some(now) = holds_now {
+        slot.news.push_back(News::Granted {
+            holder: now.spec.holder.clone(),
+            token: now.current_token(),
+        });
+    }
+    let absurd = |record: &LeaseRecord| record.has_absurd_token();
+    if after.is_some_and(absurd) && !before.is_some_and(absurd) {
+        slot.news.push_back(News::AbsurdToken);
+    }
+    while slot.ends.len() > KEPT {
+        slot.ends.pop_front();
+    }
+    while slot.news.len() > KEPT {
+        slot.news.pop_front();
+    }
+}
+
+/// How the grant that `held` shows ended, by what stands in its place.
+#[must_use]
+pub fn how_it_ended(held: &LeaseRecord, after: Option<&LeaseRecord>) -> EndReason {
+    let Some(after) = after.filter(|after| after.uid == held.uid) else {
+        return EndReason::Deleted;
+    };
+    let noted = after
+        .ended
+        .as_ref()
+        .filter(|ended| ended.uid == held.uid && ended.transitions == held.spec.transitions);
+    match noted.map(|ended| ended.kind) {
+        Some(kind) => end_reason(kind),
+        // Other clients leave no note: they empty the Lease when they release, and replace who fell silent.
+        None if after.is_free() => EndReason::Released,
+        None => EndReason::Expired,
+    }
+}
+
+/// The word for it in history.
+#[must_use]
+pub fn end_reason(kind: EndKind) -> EndReason {
+    match kind {
+        EndKind::Released => EndReason::Released,
+        EndKind::Expired => EndReason::Expired,
+        EndKind::Revoked => EndReason::Revoked,
+        EndKind::Ended => EndReason::Ended,
+    }
+}
+
+/// A time for people.
+#[must_use]
+pub fn micro_time(micros: WallMicros) -> Option<MicroTime> {
+    Timestamp::from_microsecond(micros).ok().map(MicroTime)
+}

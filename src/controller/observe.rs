@@ -1,0 +1,285 @@
+//! The watches: what comes from them goes into the index, in every replica, leader or not.
+//!
+//! Each watch is short ([`WATCH_SECONDS`]), since a dead one is noticed only when it ends, and begins again with a
+//! back-off. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
+//! lists when a read shows that revisions went back (a restore of etcd).
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use kube::api::{Api, DynamicObject};
+use kube::core::{DeserializeGuard, NamespaceResourceScope};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::Shared;
+use super::index::{Index, Key, Kind, Source, Watch};
+use crate::api::names;
+use crate::api::{DistributedLock, LockClaim};
+use crate::lease::store::chain;
+use crate::lease::{FoundLease, lease_resource};
+
+/// How long one watch call lasts. A silent death is noticed 5 s after that.
+const WATCH_SECONDS: u32 = 25;
+
+/// The watches that `namespaces` need; none means all namespaces.
+#[must_use]
+pub fn watches(namespaces: &[String]) -> Vec<Watch> {
+    let mut places: Vec<_> = namespaces.iter().cloned().map(Some).collect();
+    places.sort();
+    places.dedup();
+    if places.is_empty() {
+        places.push(None);
+    }
+    let kinds = [Kind::Locks, Kind::Claims, Kind::Leases, Kind::SharedLeases];
+    places
+        .into_iter()
+        .flat_map(|namespace| {
+            kinds.map(|kind| Watch {
+                kind,
+                namespace: namespace.clone(),
+            })
+        })
+        .collect()
+}
+
+/// Follows one watch for ever.
+pub async fn observe(shared: Arc<Shared>, client: Client, watch: Watch) {
+    loop {
+        // A new stream begins with a list.
+        tokio::select! {
+            () = follow_kind(&shared, &client, &watch) => {}
+            () = shared.resync.notified() => {}
+        }
+    }
+}
+
+async fn follow_kind(shared: &Shared, client: &Client, watch: &Watch) {
+    let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    match watch.kind {
+        Kind::Locks => {
+            let api = api::<DeserializeGuard<DistributedLock>>(client, watch);
+            follow(shared, watch, api, config, lock_event).await;
+        }
+        Kind::Claims => {
+            let api = api::<DeserializeGuard<LockClaim>>(client, watch);
+            follow(shared, watch, api, config, claim_event).await;
+        }
+        Kind::Leases => {
+            let config = config.labels(names::LABEL_LOCK);
+            follow(shared, watch, leases(client, watch), config, lease_event).await;
+        }
+        Kind::SharedLeases => {
+            let config = config.labels(names::LABEL_SHARED_WITH);
+            follow(shared, watch, leases(client, watch), config, lease_event).await;
+        }
+    }
+}
+
+fn api<K>(client: &Client, watch: &Watch) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match &watch.namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+fn leases(client: &Client, watch: &Watch) -> Api<DynamicObject> {
+    match &watch.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &lease_resource()),
+        None => Api::all_with(client.clone(), &lease_resource()),
+    }
+}
+
+/// What an event says about one object.
+enum Seen<K> {
+    Listed(K),
+    Changed(K),
+    Gone(K),
+}
+
+async fn follow<K>(
+    shared: &Shared,
+    watch: &Watch,
+    api: Api<K>,
+    config: watcher::Config,
+    handle: impl Fn(&Shared, &mut Index, &Watch, Seen<K>) -> Vec<Key>,
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let what = format!("watch {}{}", watch.kind.as_str(), place(watch));
+    let mut events = watcher(api, config).default_backoff().boxed();
+    loop {
+        let event = match events.try_next().await {
+            Ok(Some(event)) => event,
+            Ok(None) => return,
+            Err(error) => {
+                shared
+                    .metrics
+                    .watch_errors
+                    .get_or_create(&[("resource", watch.kind.as_str())])
+                    .inc();
+                shared.health.report(&what, Some(words(&error)));
+                continue;
+            }
+        };
+        let mut synced = false;
+        let concerned = {
+            let mut index = shared.index();
+            match event {
+                Event::Init => {
+                    index.list_begins(watch);
+                    vec![]
+                }
+                Event::InitApply(object) => handle(shared, &mut index, watch, Seen::Listed(object)),
+                Event::InitDone => {
+                    synced = true;
+                    index.list_ends(watch, shared.now(), shared.wall())
+                }
+                Event::Apply(object) => {
+                    synced = true;
+                    handle(shared, &mut index, watch, Seen::Changed(object))
+                }
+                Event::Delete(object) => handle(shared, &mut index, watch, Seen::Gone(object)),
+            }
+        };
+        if synced {
+            shared.health.report(&what, None);
+        }
+        for key in concerned {
+            shared.queue.add(key);
+        }
+    }
+}
+
+fn place(watch: &Watch) -> String {
+    match &watch.namespace {
+        Some(namespace) => format!(" in namespace {namespace:?}"),
+        None => " in all namespaces".to_owned(),
+    }
+}
+
+/// The name under which the health of a watch is reported.
+#[must_use]
+pub fn health_name(watch: &Watch) -> String {
+    format!("watch {}{}", watch.kind.as_str(), place(watch))
+}
+
+fn words(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
+            "the server does not serve it: kubectl apply -f crds/".to_owned()
+        }
+        other => chain(other),
+    }
+}
+
+fn lock_event(
+    shared: &Shared,
+    index: &mut Index,
+    watch: &Watch,
+    seen: Seen<DeserializeGuard<DistributedLock>>,
+) -> Vec<Key> {
+    match seen {
+        Seen::Gone(object) => {
+            let key = Key::of(&object);
+            index.leaves(watch, &key);
+            index.lock_gone(&key)
+        }
+        Seen::Listed(object) => {
+            index.enters(watch, &Key::of(&object), true);
+            decoded(shared, watch, object).map_or_else(Vec::new, |lock| {
+                index.lock_seen(lock, Source::List, shared.now())
+            })
+        }
+        Seen::Changed(object) => {
+            index.enters(watch, &Key::of(&object), false);
+            decoded(shared, watch, object).map_or_else(Vec::new, |lock| {
+                index.lock_seen(lock, Source::Event, shared.now())
+            })
+        }
+    }
+}
+
+fn claim_event(
+    shared: &Shared,
+    index: &mut Index,
+    watch: &Watch,
+    seen: Seen<DeserializeGuard<LockClaim>>,
+) -> Vec<Key> {
+    match seen {
+        Seen::Gone(object) => {
+            let key = Key::of(&object);
+            index.leaves(watch, &key);
+            index.claim_gone(&key)
+        }
+        Seen::Listed(object) => {
+            index.enters(watch, &Key::of(&object), true);
+            decoded(shared, watch, object)
+                .map_or_else(Vec::new, |claim| index.claim_seen(claim, Source::List))
+        }
+        Seen::Changed(object) => {
+            index.enters(watch, &Key::of(&object), false);
+            decoded(shared, watch, object)
+                .map_or_else(Vec::new, |claim| index.claim_seen(claim, Source::Event))
+        }
+    }
+}
+
+fn lease_event(
+    shared: &Shared,
+    index: &mut Index,
+    watch: &Watch,
+    seen: Seen<DynamicObject>,
+) -> Vec<Key> {
+    let (now, wall) = (shared.now(), shared.wall());
+    match seen {
+        Seen::Gone(object) => {
+            let key = Key::of(&object);
+            index.leaves(watch, &key);
+            FoundLease::read(object).map_or_else(Vec::new, |found| {
+                let (uid, revision) = (found.record.uid, found.record.resource_version);
+                index.lease_gone(&key, &uid, revision, now, wall)
+            })
+        }
+        Seen::Listed(object) | Seen::Changed(object) if object.uid().is_none() => vec![],
+        Seen::Listed(object) => {
+            let key = Key::of(&object);
+            let trust = index.enters(watch, &key, true);
+            index.lease_seen(&key, FoundLease::read(object), trust, now, wall)
+        }
+        Seen::Changed(object) => {
+            let key = Key::of(&object);
+            let trust = index.enters(watch, &key, false);
+            index.lease_seen(&key, FoundLease::read(object), trust, now, wall)
+        }
+    }
+}
+
+/// The object, or a report that it can't be decoded: one damaged object stops nothing.
+fn decoded<K>(shared: &Shared, watch: &Watch, object: DeserializeGuard<K>) -> Option<K> {
+    match object.0 {
+        Ok(object) => Some(object),
+        Err(invalid) => {
+            let resource = watch.kind.as_str();
+            shared
+                .metrics
+                .undecodable
+                .get_or_create(&[("resource", resource)])
+                .inc();
+            tracing::warn!(
+                resource,
+                namespace = invalid.metadata.namespace,
+                name = invalid.metadata.name,
+                error = invalid.error,
+                "passes over an object that cannot be decoded"
+            );
+            None
+        }
+    }
+}
