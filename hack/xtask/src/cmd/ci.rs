@@ -35,6 +35,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         ];
         cargo(&args, "mend what it says")
     });
+    step(&mut total, "library", library);
     step(&mut total, "go", go);
     step(&mut total, "gen", || generate::check().map(|()| one()));
     step(&mut total, "test", || run_tests(args.long, &[], true));
@@ -77,6 +78,18 @@ fn one() -> Outcome {
 fn cargo(args: &[&str], mend: &str) -> Result<Outcome> {
     let status = super::cargo(args).status()?;
     ensure!(status.success(), "`cargo {}` failed: {mend}", args[0]);
+    Ok(one())
+}
+
+/// The library as its users build it: no features, and whatever version of k8s-openapi they choose.
+fn library() -> Result<Outcome> {
+    let status = super::cargo(&["check", "--package", "leasehold", "--lib"])
+        .env("K8S_OPENAPI_ENABLED_VERSION", "1.37")
+        .status()?;
+    ensure!(
+        status.success(),
+        "the library does not build without features: mend what it says"
+    );
     Ok(one())
 }
 
