@@ -1,0 +1,129 @@
+//! `leasehold run` as a service account that lacks a right.
+//!
+//! kubernetes-client/java#1011, apache/rocketmq-operator#113: endless log lines, and a process that looks healthy and
+//! never works.
+
+use std::time::Duration;
+
+use leasehold::clock::MonoInstant;
+use leasehold::supervise::Signal;
+
+use super::run_bench::{BUSY, Bench};
+
+type Rule = (&'static str, &'static str, &'static [&'static str]);
+
+const LOCKS: Rule = (
+    "leasehold.dev",
+    "distributedlocks",
+    &["get", "list", "watch"],
+);
+const LEASES: Rule = (
+    "coordination.k8s.io",
+    "leases",
+    &["get", "list", "watch", "update"],
+);
+const CLAIMS: Rule = (
+    "leasehold.dev",
+    "lockclaims",
+    &["create", "get", "list", "watch", "delete"],
+);
+
+/// What a Pod needs, without one verb of one resource.
+fn without(resource: &str, verb: &str) -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
+    [LOCKS, LEASES, CLAIMS]
+        .into_iter()
+        .map(|(group, kind, verbs)| {
+            let left = verbs.iter().copied();
+            (
+                group,
+                kind,
+                left.filter(|have| kind != resource || *have != verb)
+                    .collect(),
+            )
+        })
+        .collect()
+}
+
+async fn account(bench: &Bench, name: &str, resource: &str, verb: &str) -> std::path::PathBuf {
+    let rules = without(resource, verb);
+    let rules: Vec<_> = rules
+        .iter()
+        .map(|(group, kind, verbs)| (*group, *kind, &verbs[..]))
+        .collect();
+    bench.account(name, &rules).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough() {
+    let bench = Bench::new().await;
+    bench.opened("allowed", 5).await;
+    let all = account(&bench, "all", "none", "none").await;
+    let holder = bench
+        .run("allowed")
+        .by("holder")
+        .env("KUBECONFIG", &all)
+        .works_on()
+        .start();
+    bench.until_noted("start", "holder", BUSY).await;
+    let waiter = bench
+        .run("allowed")
+        .by("waiter")
+        .env("KUBECONFIG", &all)
+        .works_for("0")
+        .start();
+    bench.until_waiting(1).await;
+    holder.signal(Signal::TERM);
+    waiter.ends(BUSY).await.assert(0, &[]);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_right_is_named_and_not_waited_for() {
+    let bench = Bench::new().await;
+    bench.opened("held", 5).await;
+    bench.opened("free", 5).await;
+    let holder = bench.run("held").by("holder").works_on().start();
+    bench.until_noted("start", "holder", BUSY).await;
+    for (lock, resource, verb) in [
+        ("free", "distributedlocks", "get"),
+        ("free", "leases", "get"),
+        ("free", "leases", "update"),
+        ("held", "lockclaims", "create"),
+        ("held", "lockclaims", "list"),
+    ] {
+        let kubeconfig = account(&bench, &format!("no-{resource}-{verb}"), resource, verb).await;
+        let ended = bench.run(lock).env("KUBECONFIG", &kubeconfig).ends().await;
+        let says = format!("not allowed to {verb} {resource}.");
+        let place = format!("in namespace {:?}", bench.namespace);
+        ended.assert(69, &[&says, &place]);
+    }
+    // Nobody is left in the queue, and the holder is not disturbed.
+    bench.until_waiting(0).await;
+    assert!(bench.lease("held").await.spec.holder.starts_with("holder/"));
+    drop(holder);
+    bench.finish().await;
+}
+
+/// kube-rs/kube#1615 (c): the watch is forbidden, reading is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_watch_the_lock_is_had_within_a_retry_period() {
+    let bench = Bench::new().await;
+    bench.opened("blind", 15).await;
+    let blind = account(&bench, "blind", "leases", "watch").await;
+    let holder = bench.run("blind").by("holder").works_on().start();
+    bench.until_noted("start", "holder", BUSY).await;
+    let waiter = bench
+        .run("blind")
+        .by("waiter")
+        .env("KUBECONFIG", &blind)
+        .works_for("0")
+        .start();
+    bench.until_waiting(1).await;
+    let began = MonoInstant::now();
+    holder.signal(Signal::TERM);
+    bench.until_noted("start", "waiter", BUSY).await;
+    // A retry period is 1 s here, a slow beat would be 15 s.
+    assert!(MonoInstant::now().saturating_duration_since(began) < Duration::from_secs(8));
+    waiter.ends(BUSY).await.assert(0, &[]);
+    bench.finish().await;
+}

@@ -1,0 +1,182 @@
+//! Processes that are killed or frozen: the command is dead before anybody else can have the lock.
+
+use std::time::Duration;
+
+use leasehold::clock::BootInstant;
+use leasehold::supervise::Signal;
+
+use super::run_bench::{BUSY, Bench, Run, last_of, until};
+
+/// What a loaded machine adds to a bound that the product promises.
+const SLACK: f64 = 3.0;
+
+/// A holder, and one who waits for its end.
+async fn holder_and_waiter(bench: &Bench, lock: &str, seconds: i32) -> (Run, Run) {
+    bench.opened(lock, seconds).await;
+    let holder = bench.run(lock).by("holder").works_on().start();
+    bench.until_noted("beat", "holder", BUSY).await;
+    let waiter = bench.run(lock).by("waiter").works_for("0.5").start();
+    bench.until_waiting(1).await;
+    (holder, waiter)
+}
+
+/// Seconds since the machine started, as the journal counts.
+fn now() -> f64 {
+    Duration::from_nanos(BootInstant::now().as_nanos()).as_secs_f64()
+}
+
+/// The waiter had it within the bound, and nothing of the holder lived at that moment.
+async fn taken_over(bench: &Bench, waiter: Run, began: f64, lease: f64) {
+    waiter.ends(BUSY).await.assert(0, &[]);
+    let start = bench.until_noted("start", "waiter", BUSY).await;
+    let took = start.at - began;
+    assert!(took < lease + 1.0 + SLACK, "{took} s");
+    bench.assert_one_at_a_time();
+    let last = last_of(&bench.journal(), "holder");
+    assert!(last.at <= start.at, "{last:?} after {start:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_kill_9_of_a_holders_process_group_the_next_starts_within_the_lease_and_a_second() {
+    let bench = Bench::new().await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "group", 2).await;
+    let began = now();
+    holder.signal_group(Signal::KILL);
+    assert_eq!(holder.exits(BUSY).await.code, 137);
+    taken_over(&bench, waiter, began, 2.0).await;
+    assert_eq!(holder.tagged().len(), 0, "the guardian is gone too");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_kill_9_of_a_holders_whole_tree_the_next_starts_within_the_lease_and_a_second() {
+    let bench = Bench::new().await;
+    let (holder, waiter) = holder_and_waiter(&bench, "tree", 2).await;
+    let began = now();
+    holder.signal_tree(Signal::KILL);
+    taken_over(&bench, waiter, began, 2.0).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_guardian_is_killed_the_command_dies_and_the_lock_is_given_back() {
+    let bench = Bench::new().await;
+    let (holder, waiter) = holder_and_waiter(&bench, "guardian", 10).await;
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(holder.guardian()).unwrap(),
+        Signal::KILL,
+    )
+    .unwrap();
+    holder
+        .ends(BUSY)
+        .await
+        .assert(76, &["the guardian process is frozen or gone"]);
+    waiter.ends(BUSY).await.assert(0, &[]);
+    bench.assert_one_at_a_time();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_wrapper_costs_the_command_its_life_before_the_lease_ends() {
+    let bench = Bench::new().await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "wrapper", 2).await;
+    let began = now();
+    holder.signal(Signal::STOP);
+    until("the command is dead", BUSY, async || {
+        holder.commands().is_empty()
+    })
+    .await;
+    let died = last_of(&bench.journal(), "holder").at;
+    assert!(
+        died < began + 2.0,
+        "its last sign of life came {} s after the freeze",
+        died - began
+    );
+    taken_over(&bench, waiter, began, 2.0).await;
+    holder.signal(Signal::CONT);
+    holder.exits(BUSY).await.assert(76, &[]);
+    bench.assert_one_at_a_time();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
+    let bench = Bench::new().await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "frozen", 2).await;
+    let began = now();
+    super::supervise_wrapper::signal(holder.guardian(), Signal::STOP);
+    until("the command is dead", BUSY, async || {
+        holder.commands().is_empty()
+    })
+    .await;
+    let died = last_of(&bench.journal(), "holder").at;
+    assert!(
+        died < began + 2.0,
+        "its last sign of life came {} s after the freeze",
+        died - began
+    );
+    holder.exits(BUSY).await.assert(76, &[]);
+    taken_over(&bench, waiter, began, 2.0).await;
+    bench.finish().await;
+}
+
+/// Nothing can end a command while wrapper and guardian are frozen; once they thaw it does not go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_that_was_frozen_past_its_lease_ends_when_it_thaws() {
+    let bench = Bench::new().await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "thawed", 1).await;
+    holder.signal_tree(Signal::STOP);
+    waiter.ends(BUSY).await.assert(0, &[]);
+    let thawed = now();
+    holder.signal_tree(Signal::CONT);
+    holder.exits(BUSY).await.assert(76, &[]);
+    assert!(holder.commands().is_empty());
+    let last = last_of(&bench.journal(), "holder").at - thawed;
+    assert!(last < SLACK, "it went on for {last} s after the thaw");
+    // What it held is another's by now, and is left alone.
+    assert!(
+        bench
+            .lease("thawed")
+            .await
+            .ended
+            .unwrap()
+            .by
+            .starts_with("waiter/")
+    );
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_was_frozen_past_its_turn_starts_nothing_that_it_does_not_hold() {
+    let bench = Bench::new().await;
+    bench.opened("turn", 2).await;
+    let holder = bench.run("turn").by("holder").works_on().start();
+    bench.until_noted("start", "holder", BUSY).await;
+    let frozen = bench.run("turn").by("frozen").works_on().start();
+    bench.until_waiting(1).await;
+    until("it is named", BUSY, async || {
+        bench.lease("turn").await.next.is_some()
+    })
+    .await;
+    let third = bench.run("turn").by("third").works_on().start();
+    bench.until_waiting(2).await;
+    frozen.signal_tree(Signal::STOP);
+    holder.signal(Signal::TERM);
+    holder.ends(BUSY).await.assert(143, &[]);
+    bench.until_noted("beat", "third", BUSY).await;
+    frozen.signal_tree(Signal::CONT);
+    // It waits on, while the third one works on.
+    let beats = bench.noted("beat").len();
+    until("the third one works on", BUSY, async || {
+        bench.noted("beat").len() > beats + 20
+    })
+    .await;
+    assert_eq!(bench.noted("start"), ["holder", "third"]);
+    third.signal(Signal::TERM);
+    third.ends(BUSY).await.assert(143, &[]);
+    bench.until_noted("beat", "frozen", BUSY).await;
+    frozen.signal(Signal::TERM);
+    frozen.ends(BUSY).await.assert(143, &[]);
+    bench.assert_one_at_a_time();
+    bench.finish().await;
+}
