@@ -430,9 +430,6 @@ impl Held<'_> {
                     Some(Event::Ending(Some(EndReason::Deadline))) => {
                         say("no renewal was answered in time: ending the command");
                     }
-                    Some(Event::Ending(Some(EndReason::GuardianLost))) => {
-                        say("the guardian process is frozen or gone: ending the command");
-                    }
                     Some(Event::Ending(_)) => {}
                     None => break None,
                 },
@@ -476,7 +473,10 @@ impl Held<'_> {
         }
         match ended.killed_for {
             Some(EndReason::Deadline) => self.release(lost_code, "Expired").await,
-            Some(EndReason::GuardianLost) => self.release(lost_code, "GuardianLost").await,
+            Some(EndReason::GuardianLost) => {
+                say("the guardian process was frozen or killed, and the command ended with it");
+                self.release(lost_code, "GuardianLost").await
+            }
             _ => self.release(ended.exit_code(), "Completed").await,
         }
     }

@@ -111,10 +111,6 @@ impl Bench {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -253,7 +249,7 @@ impl Bench {
 
     /// A kubeconfig of a service account that may do just this: `(group, resource, verbs)`.
     pub async fn account(&self, name: &str, rules: &[(&str, &str, &[&str])]) -> PathBuf {
-        let rules: Vec<_> = rules
+        let allowed: Vec<_> = rules
             .iter()
             .map(|(group, resource, verbs)| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs}))
             .collect();
@@ -265,9 +261,9 @@ impl Bench {
         let create = PostParams::default();
         let account = serde_json::from_value(json!({"metadata": meta})).unwrap();
         accounts.create(&create, &account).await.unwrap();
-        let roles: Api<Role> = Api::namespaced(self.client.clone(), &self.namespace);
-        let made = serde_json::from_value(json!({"metadata": meta, "rules": rules})).unwrap();
-        roles.create(&create, &made).await.unwrap();
+        let api: Api<Role> = Api::namespaced(self.client.clone(), &self.namespace);
+        let made = serde_json::from_value(json!({"metadata": meta, "rules": allowed})).unwrap();
+        api.create(&create, &made).await.unwrap();
         let bindings: Api<RoleBinding> = Api::namespaced(self.client.clone(), &self.namespace);
         let made = json!({"metadata": meta, "subjects": subject, "roleRef": role});
         bindings
@@ -486,7 +482,14 @@ impl Run {
     /// The command and its descendants, those alive.
     pub fn commands(&self) -> BTreeSet<i32> {
         let mut pids = self.tagged();
-        pids.retain(|&pid| pid != self.wrapper() && !has_argument(pid, "__guardian"));
+        // One without words is on its way out: a guardian, perhaps.
+        pids.retain(|&pid| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let guards = words
+                .split(|&byte| byte == 0)
+                .any(|word| word == b"__guardian");
+            pid != self.wrapper() && !words.is_empty() && !guards
+        });
         pids
     }
 

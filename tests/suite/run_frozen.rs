@@ -70,7 +70,7 @@ async fn when_the_guardian_is_killed_the_command_dies_and_the_lock_is_given_back
     holder
         .ends(BUSY)
         .await
-        .assert(76, &["the guardian process is frozen or gone"]);
+        .assert(76, &["the guardian process was frozen or killed"]);
     waiter.ends(BUSY).await.assert(0, &[]);
     bench.assert_one_at_a_time();
     bench.finish().await;

@@ -177,7 +177,7 @@ async fn after_a_loss_nothing_below_the_command_lives_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_command_outlives_its_run_whenever_a_signal_comes() {
     let bench = Bench::new().await;
-    bench.opened("random", 2).await;
+    bench.opened("random", 1).await;
     for round in 0..if long() { 300 } else { 30 } {
         let name = format!("r{round}");
         let run = bench.run("random").by(&name).works_for("0.2").start();
@@ -185,13 +185,13 @@ async fn no_command_outlives_its_run_whenever_a_signal_comes() {
         // From right away to after its end.
         let at = Duration::from_millis(rand::random_range(0..500));
         tokio::time::sleep(at).await;
-        if round % 5 == 4 {
+        if round % 10 == 7 {
             run.signal_tree(Signal::KILL);
         } else {
             run.signal(signal);
         }
         let ended = run.ends(BUSY).await;
-        let codes = [0, code, if round % 5 == 4 { 137 } else { 0 }];
+        let codes = [0, code, if round % 10 == 7 { 137 } else { 0 }];
         assert!(
             codes.contains(&ended.code),
             "{name} after {at:?}: {ended:?}"
