@@ -112,10 +112,10 @@ fn a_driver_that_is_killed_leaves_no_process_behind() {
     kill_process(Pid::from_child(&driver), Signal::KILL).expect("it runs");
     driver.wait().expect("it ended");
 
-    let begin = Instant::now();
+    let start = Instant::now();
     while count_marked(&mark) > 0 {
         assert!(
-            begin.elapsed() < Duration::from_secs(10),
+            start.elapsed() < Duration::from_secs(10),
             "processes were left behind"
         );
         sleep(Duration::from_millis(10));
