@@ -118,6 +118,7 @@ impl Setup {
             .unwrap();
         Tree {
             child,
+            below_another: !outer.is_empty(),
             tag,
             folder,
             setup: self,
@@ -150,6 +151,7 @@ impl Drop for Folder {
 /// A wrapper and everything below it, found by a variable in the environment.
 pub struct Tree {
     child: Child,
+    below_another: bool,
     tag: String,
     folder: Folder,
     setup: Setup,
@@ -165,14 +167,14 @@ impl Tree {
     }
 
     pub fn wrapper(&self) -> i32 {
-        // Below another program it is not our own child.
+        let child = self.child.id().cast_signed();
+        if !self.below_another {
+            return child;
+        }
         self.tagged()
             .into_iter()
-            .find(|&pid| {
-                has_argument(pid, "supervise_wrapper::wrapper_process")
-                    && !has_argument(pid, "unshare")
-            })
-            .unwrap_or_else(|| self.child.id().cast_signed())
+            .find(|&pid| pid != child && has_argument(pid, "supervise_wrapper::wrapper_process"))
+            .expect("the wrapper runs")
     }
 
     pub fn guardian(&self) -> Option<i32> {
@@ -214,8 +216,17 @@ impl Tree {
 
     /// Waits until nothing of the command is alive.
     pub fn commands_end_within(&self, within: Duration) {
+        self.gone_within(within, || self.commands().is_empty());
+    }
+
+    /// Waits until wrapper and guardian have ended as well.
+    pub fn all_end_within(&self, within: Duration) {
+        self.gone_within(within, || self.tagged().is_empty());
+    }
+
+    fn gone_within(&self, within: Duration, gone: impl Fn() -> bool) {
         let give_up = BootInstant::now() + within;
-        while !self.commands().is_empty() {
+        while !gone() {
             assert!(
                 BootInstant::now() < give_up,
                 "alive after {within:?}:\n{}",
