@@ -2,7 +2,7 @@
 //! holder began.
 
 use clap::ValueEnum;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// When the holder freezes, or is killed.
 pub(crate) const FREEZE: f64 = 85.0;
@@ -170,14 +170,14 @@ impl Record {
     }
 
     /// The numbers, as `--format json` prints them.
-    pub(crate) fn json(&self) -> Value {
-        json!({
-            "charges": self.charges,
-            "duplicates": self.duplicates(),
-            "refused": self.refused,
-            "tokens": self.tokens(),
-            "takeover_s": self.takeover().map(|at| (at * 10.0).round() / 10.0),
-        })
+    pub(crate) fn numbers(&self) -> Numbers {
+        Numbers {
+            charges: self.charges,
+            duplicates: self.duplicates(),
+            refused: self.refused,
+            tokens: self.tokens(),
+            takeover_s: self.takeover().map(|at| (at * 10.0).round() / 10.0),
+        }
     }
 
     /// What is not as the story promises.
@@ -246,13 +246,24 @@ impl Record {
     }
 }
 
-/// The object that `--format json` prints.
-pub(crate) fn json(customers: u64, records: &[Record]) -> Value {
-    let mut all = json!({ "customers": customers });
+/// The numbers of a telling.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Numbers {
+    charges: u64,
+    duplicates: u64,
+    refused: u64,
+    tokens: Vec<i64>,
+    takeover_s: Option<f64>,
+}
+
+/// The object that `--format json` prints; in the order of telling, for people who read it.
+pub(crate) fn json(customers: u64, records: &[Record]) -> serde_json::Result<String> {
+    let mut text = format!(r#"{{"customers":{customers}"#);
     for record in records {
-        all[record.kind.name()] = record.json();
+        let numbers = serde_json::to_string(&record.numbers())?;
+        text += &[",\"", record.kind.name(), "\":", &numbers].concat();
     }
-    all
+    Ok(text + "}")
 }
 
 #[cfg(test)]
@@ -355,10 +366,12 @@ pub(crate) mod tests {
 
     #[test]
     fn the_numbers_have_the_agreed_names() {
-        let all = json(50_000, &[record(Kind::Naive), record(Kind::Fenced)]);
+        let all = json(50_000, &[record(Kind::Naive), record(Kind::Fenced)]).unwrap();
         assert_eq!(
-            all.to_string(),
-            r#"{"customers":50000,"fenced":{"charges":50000,"duplicates":0,"refused":15000,"takeover_s":120.2,"tokens":[41,42]},"naive":{"charges":65000,"duplicates":15000,"refused":0,"takeover_s":120.2,"tokens":[41,42]}}"#
+            all,
+            r#"{"customers":50000,"naive":{"charges":65000,"duplicates":15000,"refused":0,"tokens":[41,42],"takeover_s":120.2},"fenced":{"charges":50000,"duplicates":0,"refused":15000,"tokens":[41,42],"takeover_s":120.2}}"#
         );
+        let read: serde_json::Value = serde_json::from_str(&all).unwrap();
+        assert_eq!(read["fenced"]["tokens"][1], 42);
     }
 }

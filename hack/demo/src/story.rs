@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     fs::write(&picture, svg::draw(&records))
         .with_context(|| format!("can't write {}", picture.display()))?;
     if data {
-        println!("{}", record::json(u64::from(args.customers), &records));
+        println!("{}", record::json(u64::from(args.customers), &records)?);
     } else {
         println!("\n{}", words::table(&records));
     }
