@@ -17,6 +17,9 @@ use tokio::net::TcpListener;
 use super::Shared;
 use crate::api::LockPhase;
 
+/// What is said of something that has not happened yet.
+const NOT_YET: &str = "not done yet";
+
 /// What keeps this replica from being ready.
 #[derive(Debug, Default)]
 pub struct Health {
@@ -34,18 +37,17 @@ impl Health {
                     troubles.insert(what.to_owned(), trouble);
                 }
             }
-            None => {
-                if troubles.remove(what).is_some() {
-                    tracing::info!("ready again: {what}");
-                }
-            }
+            None => match troubles.remove(what) {
+                Some(trouble) if trouble != NOT_YET => tracing::info!("well again: {what}"),
+                _ => {}
+            },
         }
     }
 
     /// Notes that `what` has not happened yet, without a word in the log.
     pub fn await_first(&self, what: &str) {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        troubles.insert(what.to_owned(), "not done yet".to_owned());
+        troubles.insert(what.to_owned(), NOT_YET.to_owned());
     }
 
     /// Everything that is wrong; empty when ready.

@@ -8,14 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::api::{DistributedLock, EndReason, FencingToken, HistoryEntry, LockClaim};
-use crate::engine::{
-    EndKind, GrantNote, Keeper, LeaseRecord, Moment, Queue, Seen, SpecRecord, WallMicros,
-};
+use super::news::{News, note_news};
+use crate::api::{DistributedLock, HistoryEntry, LockClaim};
+use crate::engine::{GrantNote, Keeper, LeaseRecord, Moment, Queue, Seen, SpecRecord, WallMicros};
 use crate::lease::FoundLease;
 use crate::lease::view::{claim_view, lock_view};
 
@@ -100,26 +97,6 @@ pub enum Source {
     /// A read from the server, or the answer to a write of our own.
     Read,
 }
-
-/// Something worth an event and a count.
-#[derive(Clone, Debug, PartialEq)]
-pub enum News {
-    /// A grant was seen.
-    Granted {
-        /// `holderIdentity`.
-        holder: String,
-        /// The token, where it has one yet.
-        token: Option<FencingToken>,
-    },
-    /// A grant ended.
-    Ended(HistoryEntry),
-    /// An annotation holds a number too large to be believed.
-    AbsurdToken,
-}
-
-/// The most ended grants and pieces of news that a slot keeps until the leader has told them; a standby drops the
-/// oldest. History holds 50 at most.
-const KEPT: usize = 50;
 
 /// One Lease, watched or awaited.
 #[derive(Debug, Default)]
@@ -477,82 +454,4 @@ fn is_renewal(before: &LeaseRecord, after: &LeaseRecord) -> bool {
     like.resource_version = before.resource_version;
     like.spec.renew_time = before.spec.renew_time;
     like == *before
-}
-
-/// What the change from `before` to `after` tells: which grant ended, which one began.
-fn note_news(
-    slot: &mut Slot,
-    before: Option<&LeaseRecord>,
-    after: Option<&LeaseRecord>,
-    wall: WallMicros,
-) {
-    let holds = |record: &&LeaseRecord| !record.is_free() && !record.is_missing();
-    let held = before.filter(holds);
-    let holds_now = after.filter(holds);
-    let same = held
-        .zip(holds_now)
-        .is_some_and(|(a, b)| a.grant_id() == b.grant_id());
-    if !same && let Some(held) = held {
-        let entry = HistoryEntry {
-            slot: 0,
-            holder_identity: held.spec.holder.clone(),
-            fencing_token: held.current_token(),
-            acquire_time: held.spec.acquire_time.and_then(micro_time),
-            end_time: micro_time(wall),
-            reason: how_it_ended(held, after),
-        };
-        slot.ends.push_back(entry.clone());
-        slot.news.push_back(News::Ended(entry));
-    }
-    if !same && let Some(now) = holds_now {
-        slot.news.push_back(News::Granted {
-            holder: now.spec.holder.clone(),
-            token: now.current_token(),
-        });
-    }
-    let absurd = |record: &LeaseRecord| record.has_absurd_token();
-    if after.is_some_and(absurd) && !before.is_some_and(absurd) {
-        slot.news.push_back(News::AbsurdToken);
-    }
-    while slot.ends.len() > KEPT {
-        slot.ends.pop_front();
-    }
-    while slot.news.len() > KEPT {
-        slot.news.pop_front();
-    }
-}
-
-/// How the grant that `held` shows ended, by what stands in its place.
-#[must_use]
-pub fn how_it_ended(held: &LeaseRecord, after: Option<&LeaseRecord>) -> EndReason {
-    let Some(after) = after.filter(|after| after.uid == held.uid) else {
-        return EndReason::Deleted;
-    };
-    let noted = after
-        .ended
-        .as_ref()
-        .filter(|ended| ended.uid == held.uid && ended.transitions == held.spec.transitions);
-    match noted.map(|ended| ended.kind) {
-        Some(kind) => end_reason(kind),
-        // Other clients leave no note: they empty the Lease when they release, and replace who fell silent.
-        None if after.is_free() => EndReason::Released,
-        None => EndReason::Expired,
-    }
-}
-
-/// The word for it in history.
-#[must_use]
-pub fn end_reason(kind: EndKind) -> EndReason {
-    match kind {
-        EndKind::Released => EndReason::Released,
-        EndKind::Expired => EndReason::Expired,
-        EndKind::Revoked => EndReason::Revoked,
-        EndKind::Ended => EndReason::Ended,
-    }
-}
-
-/// A time for people.
-#[must_use]
-pub fn micro_time(micros: WallMicros) -> Option<MicroTime> {
-    Timestamp::from_microsecond(micros).ok().map(MicroTime)
 }

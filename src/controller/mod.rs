@@ -4,6 +4,7 @@
 //!
 //! * [`observe`]: watches feed the [`index`], in every replica, leader or not.
 //! * [`queue`]: which lock to look at, now or at a moment.
+//! * [`news`]: what a change of a Lease tells.
 //! * [`reconcile`]: one look at one lock, by the leader only: decide purely ([`crate::engine::Keeper`], [`status`],
 //!   [`claims`]), then write at the edge ([`apply`]).
 //! * [`preflight`], [`health`], [`metrics`], [`events`]: what must be there first, and what others see.
@@ -17,10 +18,12 @@ pub mod events;
 pub mod health;
 pub mod index;
 pub mod metrics;
+pub mod news;
 pub mod observe;
 pub mod preflight;
 pub mod queue;
 pub mod reconcile;
+mod report;
 pub mod status;
 
 use std::collections::HashMap;

@@ -13,20 +13,16 @@ use kube::{Resource, ResourceExt};
 use super::Shared;
 use super::apply::{WriteError, Writer, Written};
 use super::claims::{self, ClaimAction, Claims};
-use super::events::{Events, Told};
-use super::index::{Key, News, Source};
-use super::status::{self, Sight, Trouble, short};
-use crate::api::{
-    DistributedLock, DistributedLockStatus, EndReason, FencingToken, is_condition_true, names,
-};
+use super::events::Events;
+use super::index::{Key, Source};
+use super::status::Trouble;
+use crate::api::DistributedLock;
 use crate::engine::{ClaimRef, LeaseRecord, Moment, OperatorMove, OperatorWrite, Seen, SpecRecord};
-use crate::lease::view::{lock_view, waits};
-use crate::lease::{FoundLease, NewLease, Put, StoreError};
+use crate::lease::view::waits;
+use crate::lease::{FoundLease, NewLease, Put};
 
 /// The most moves of one look. A look takes a handful; whoever comes here has met somebody who writes as fast.
 const MOVES: usize = 16;
-/// How often who waits is written at most.
-const WAITERS_PAUSE: Duration = Duration::from_secs(1);
 /// How long a claimant has to delete the claim of a grant that it got, before the operator does.
 const COLLECT_AFTER: Duration = Duration::from_secs(2);
 
@@ -47,8 +43,8 @@ pub struct Reconciler {
 
 /// What is remembered of a lock between looks.
 #[derive(Debug, Default)]
-struct Memory {
-    status_written: Moment,
+pub(super) struct Memory {
+    pub(super) status_written: Moment,
     /// Since when claims are seen that had their grant, by uid.
     over: HashMap<String, Moment>,
 }
@@ -256,7 +252,7 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn read_lock(&self, key: &Key) -> Result<(), WriteError> {
+    pub(super) async fn read_lock(&self, key: &Key) -> Result<(), WriteError> {
         let before = self.shared.now();
         match self.writer.get_lock(key).await? {
             Some(lock) => self.shared.index().lock_seen(lock, Source::Read, before),
@@ -289,7 +285,7 @@ impl Reconciler {
         &self,
         lock: &DistributedLock,
         lease: &Key,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), WriteError> {
         let heard = self
             .shared
             .index()
@@ -298,21 +294,7 @@ impl Reconciler {
         if heard.is_zero() || self.shared.now() < heard + self.beat_length(lock, lease) {
             return Ok(());
         }
-        let found = self.writer.get_lease(lease).await?;
-        let known = self
-            .shared
-            .index()
-            .slot(lease)
-            .and_then(|slot| slot.found.clone());
-        let same = known.zip(found.as_ref()).is_some_and(|(known, found)| {
-            known.record.resource_version == found.record.resource_version
-        });
-        if same {
-            self.shared.index().slot_mut(lease).heard = self.shared.now();
-            return Ok(());
-        }
-        self.note(lease, found, Seen::Read);
-        Ok(())
+        self.read_lease(lease).await
     }
 
     /// The slow beat: T within 5 to 30 s; ten times that while nobody holds the lock or waits for it.
@@ -340,95 +322,6 @@ impl Reconciler {
             .map_or(Moment::ZERO, |slot| slot.heard);
         let jitter = beat.mul_f64(0.1 * rand::random::<f64>());
         heard.max(self.shared.now().saturating_sub(beat)) + beat + jitter
-    }
-
-    fn sight(
-        &self,
-        key: &Key,
-        lease: &Key,
-        lock: &DistributedLock,
-        trouble: Option<Trouble>,
-        open: bool,
-    ) -> DistributedLockStatus {
-        let index = self.shared.index();
-        let nothing = Default::default();
-        // A Lease that is another's is none of this lock's business.
-        let foreign = matches!(trouble, Some(Trouble::TakenBy(_) | Trouble::Election));
-        let slot = index.slot(lease).filter(|_| !foreign);
-        let record = slot.and_then(|slot| slot.keeper.lease());
-        let not_ours = matches!(
-            trouble,
-            Some(Trouble::Unavailable(
-                crate::engine::Unavailable::NotOurs | crate::engine::Unavailable::OtherLock
-            ))
-        );
-        let queue = index.queue(key, record);
-        status::mirror(&Sight {
-            lock,
-            view: &lock_view(lock, 0, false),
-            lease: record.filter(|_| !not_ours),
-            trouble,
-            open,
-            ends: slot.map_or(&nothing, |slot| &slot.ends),
-            queue: &queue,
-            wall: self.shared.wall(),
-        })
-    }
-
-    /// Writes the mirror where it differs; says when to look again where that has to wait.
-    async fn mirror(
-        &self,
-        key: &Key,
-        lease: &Key,
-        trouble: Option<Trouble>,
-    ) -> Result<Option<Moment>, WriteError> {
-        let Some(lock) = self.shared.index().lock(key).cloned() else {
-            return Ok(None);
-        };
-        self.tell_news(&lock, lease);
-        let ends = self
-            .shared
-            .index()
-            .slot(lease)
-            .map_or(0, |slot| slot.ends.len());
-        let status = self.sight(key, lease, &lock, trouble, false);
-        let before = lock.status.clone().unwrap_or_default();
-        if status == before {
-            self.drop_ends(lease, ends);
-            return Ok(None);
-        }
-        let now = self.shared.now();
-        let last = self.remember(key, |memory| memory.status_written);
-        if status::differ_in_waiters_only(&status, &before) && now < last + WAITERS_PAUSE {
-            return Ok(Some(last + WAITERS_PAUSE));
-        }
-        let mut written = (*lock).clone();
-        written.status = Some(status);
-        match self.writer.put_lock_status(&written).await? {
-            Written::Applied(applied) => {
-                self.drop_ends(lease, ends);
-                self.remember(key, |memory| memory.status_written = now);
-                self.tell_changes(&lock, &applied);
-                self.shared.index().lock_seen(*applied, Source::Read, now);
-                Ok(None)
-            }
-            Written::Conflict => {
-                self.read_lock(key).await?;
-                Ok(Some(now))
-            }
-            Written::Gone => {
-                self.shared.index().lock_gone(key);
-                Ok(None)
-            }
-        }
-    }
-
-    fn drop_ends(&self, lease: &Key, told: usize) {
-        let mut index = self.shared.index();
-        if index.slot(lease).is_some() {
-            let ends = &mut index.slot_mut(lease).ends;
-            ends.drain(..told.min(ends.len()));
-        }
     }
 
     async fn tend_claims(
@@ -491,101 +384,7 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// Events and counts of what was seen.
-    fn tell_news(&self, lock: &DistributedLock, lease: &Key) {
-        let news = {
-            let mut index = self.shared.index();
-            if index.slot(lease).is_none() {
-                return;
-            }
-            std::mem::take(&mut index.slot_mut(lease).news)
-        };
-        for piece in news {
-            let told = match piece {
-                News::Granted { holder, token } => {
-                    self.writer.metrics.grants.inc();
-                    Told {
-                        reason: "Granted",
-                        warning: false,
-                        action: "Grant",
-                        note: format!("{} holds the lock{}", short(&holder), with_token(token)),
-                    }
-                }
-                News::Ended(entry) => {
-                    let reason = reason_word(entry.reason);
-                    self.writer
-                        .metrics
-                        .ends
-                        .get_or_create(&[("reason", reason)])
-                        .inc();
-                    if entry.reason == EndReason::Released {
-                        continue;
-                    }
-                    Told {
-                        reason,
-                        warning: true,
-                        action: "End",
-                        note: format!(
-                            "the grant of {}{} ended",
-                            short(&entry.holder_identity),
-                            with_token(entry.fencing_token)
-                        ),
-                    }
-                }
-                News::AbsurdToken => Told {
-                    reason: "AbsurdTokenIgnored",
-                    warning: true,
-                    action: "Ignore",
-                    note: format!(
-                        "an annotation of Lease {} holds a token above 2^52, which is not believed",
-                        lease.name
-                    ),
-                },
-            };
-            self.events.tell(lock, told);
-        }
-    }
-
-    /// Events of conditions that became true.
-    fn tell_changes(&self, before: &DistributedLock, after: &DistributedLock) {
-        let conditions =
-            |lock: &DistributedLock| lock.status.clone().unwrap_or_default().conditions;
-        let (before, now) = (conditions(before), conditions(after));
-        for (type_, action) in [
-            (names::CONDITION_STALLED, "Stall"),
-            (names::CONDITION_TOKEN_AHEAD, "Compare"),
-        ] {
-            if is_condition_true(&before, type_) || !is_condition_true(&now, type_) {
-                continue;
-            }
-            let Some(condition) = crate::api::find_condition(&now, type_) else {
-                continue;
-            };
-            let reason = [
-                names::REASON_LEASE_CONFLICT,
-                names::REASON_LEASE_MISSING,
-                names::REASON_NOT_SHARED,
-                names::REASON_UNKNOWN_GRANT,
-                names::REASON_TOKEN_AHEAD,
-            ];
-            let reason = reason
-                .into_iter()
-                .find(|reason| *reason == condition.reason)
-                .unwrap_or(type_);
-            let note = condition.message.clone();
-            self.events.tell(
-                after,
-                Told {
-                    reason,
-                    warning: true,
-                    action,
-                    note,
-                },
-            );
-        }
-    }
-
-    fn remember<T>(&self, key: &Key, with: impl FnOnce(&mut Memory) -> T) -> T {
+    pub(super) fn remember<T>(&self, key: &Key, with: impl FnOnce(&mut Memory) -> T) -> T {
         with(self.memory().entry(key.clone()).or_default())
     }
 
@@ -602,21 +401,6 @@ fn owner(lock: &DistributedLock) -> OwnerReference {
         uid: lock.uid().unwrap_or_default(),
         controller: Some(true),
         block_owner_deletion: Some(false),
-    }
-}
-
-fn with_token(token: Option<FencingToken>) -> String {
-    token.map_or_else(String::new, |token| format!(", with token {token}"))
-}
-
-fn reason_word(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::Released => "Released",
-        EndReason::Expired => "Expired",
-        EndReason::Revoked => "Revoked",
-        EndReason::Deleted => "Deleted",
-        EndReason::Ended => "Ended",
-        EndReason::Other => "Other",
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::index::{end_reason, micro_time};
+use super::news::{end_reason, micro_time};
 use crate::api::names::{self, MAX_IDENTITY_CHARS, MAX_NAME_CHARS, MAX_NEXT_WAITERS, clip};
 use crate::api::{
     ConditionStatus, DistributedLock, DistributedLockStatus, EndReason, FencingToken, HistoryEntry,
@@ -278,7 +278,7 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
         None => (false, names::REASON_FREE, "nobody holds it".to_owned()),
     };
     set(names::CONDITION_HELD, held.into(), why, &words);
-    match stalled(sight) {
+    match trouble(sight) {
         Some((reason, message)) => {
             set(
                 names::CONDITION_READY,
@@ -286,12 +286,22 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
                 reason,
                 &message,
             );
-            set(
-                names::CONDITION_STALLED,
-                ConditionStatus::True,
-                reason,
-                &message,
-            );
+            // Only what a person must look into: tools give up at once on what is stalled.
+            if needs_a_person(sight) {
+                set(
+                    names::CONDITION_STALLED,
+                    ConditionStatus::True,
+                    reason,
+                    &message,
+                );
+            } else {
+                set(
+                    names::CONDITION_STALLED,
+                    ConditionStatus::False,
+                    names::REASON_OK,
+                    NO_PERSON,
+                );
+            }
         }
         None => {
             set(
@@ -304,34 +314,46 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
                 names::CONDITION_STALLED,
                 ConditionStatus::False,
                 names::REASON_OK,
-                "nothing needs a person",
+                NO_PERSON,
             );
         }
     }
-    let ahead = sight
+    let next = sight
         .lease
         .filter(|_| sight.trouble.is_none())
-        .and_then(|lease| next_token(sight.view, lease, 0));
-    match ahead {
-        Some(choice) if choice.ahead_of_revision => set(
-            names::CONDITION_TOKEN_AHEAD,
-            ConditionStatus::True,
+        .map(|lease| next_token(sight.view, lease, 0));
+    let (ahead, why, words) = match next {
+        Some(None) => (
+            true,
+            names::REASON_TOKEN_AHEAD,
+            "no fencing token below 2^53 is left: make a new lock under another name",
+        ),
+        Some(Some(choice)) if choice.ahead_of_revision => (
+            true,
             names::REASON_TOKEN_AHEAD,
             "the next token comes from status, annotation or minFencingToken, not from the revision (an etcd restore, \
              or a raised floor): keep status and annotations until the cluster's revision is above it, or make a new \
              lock under another name",
         ),
-        _ => set(
-            names::CONDITION_TOKEN_AHEAD,
-            ConditionStatus::False,
-            names::REASON_OK,
-            "tokens come from the revision",
-        ),
-    }
+        _ => (false, names::REASON_OK, "tokens come from the revision"),
+    };
+    set(names::CONDITION_TOKEN_AHEAD, ahead.into(), why, words);
 }
 
-/// Reason and message, where a person must know.
-fn stalled(sight: &Sight<'_>) -> Option<(&'static str, String)> {
+const NO_PERSON: &str = "nothing needs a person";
+
+/// Whether what is wrong does not go by itself: an earlier lock's Lease, or one that is being deleted, does.
+fn needs_a_person(sight: &Sight<'_>) -> bool {
+    !matches!(
+        sight.trouble,
+        Some(Trouble::Unavailable(
+            Unavailable::OtherLock | Unavailable::Deleting
+        ))
+    )
+}
+
+/// Reason and message, where something is wrong.
+fn trouble(sight: &Sight<'_>) -> Option<(&'static str, String)> {
     let lease = sight.lock.lease_name();
     let name = &sight.view.name;
     Some(match &sight.trouble {
