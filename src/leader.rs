@@ -97,7 +97,7 @@ impl LeaderTimes {
 
     /// What the rules call the kill grace: how long before four fifths of the lease the lead is given up.
     fn margin(self) -> Duration {
-        self.lease_duration * 4 / 5 - self.renew_deadline
+        (self.lease_duration * 4 / 5).saturating_sub(self.renew_deadline)
     }
 }
 
@@ -181,9 +181,9 @@ struct Kept {
 
 impl Election {
     /// Contends, leads, loses, contends again, until `stop` is set; then gives the lead back.
-    pub async fn run(&self, mut stop: watch::Receiver<bool>) {
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut term = 0;
-        while let Some(mut kept) = self.contend(&mut stop).await {
+        while let Some(mut kept) = Box::pin(self.contend(&mut stop)).await {
             term += 1;
             tracing::info!(
                 lease = self.name,
@@ -196,7 +196,7 @@ impl Election {
             self.lead.end();
             match lost {
                 Some(why) => {
-                    tracing::warn!(lease = self.name, why, "lost the lead, back to standby")
+                    tracing::warn!(lease = self.name, why, "lost the lead, back to standby");
                 }
                 None => return self.release(kept).await,
             }

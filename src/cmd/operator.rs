@@ -47,7 +47,7 @@ pub struct Args {
     /// Where /livez, /readyz and /metrics are served
     #[arg(long, default_value = "0.0.0.0:8080")]
     http_addr: SocketAddr,
-    /// How the log is written, to stderr; RUST_LOG filters it
+    /// How the log is written, to stderr; `RUST_LOG` filters it
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }

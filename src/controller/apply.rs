@@ -56,13 +56,11 @@ pub struct Writer {
 impl Writer {
     /// How long a write may take from now on.
     pub fn budget(&self) -> Result<Duration, WriteError> {
-        match self.lead.remaining() {
-            Some(left) => Ok(left.min(CALL_TIMEOUT)),
-            None => {
-                self.metrics.withheld.inc();
-                Err(WriteError::NotLeading)
-            }
-        }
+        let Some(left) = self.lead.remaining() else {
+            self.metrics.withheld.inc();
+            return Err(WriteError::NotLeading);
+        };
+        Ok(left.min(CALL_TIMEOUT))
     }
 
     /// Reads a Lease.

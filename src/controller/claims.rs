@@ -65,16 +65,17 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
             }
             continue;
         }
-        let left = patience_left(claim, all.wall);
-        let end = match left {
-            _ if claim.phase() != ClaimPhase::Pending => None,
+        if claim.phase() != ClaimPhase::Pending {
+            // Granted, or a phase of a newer version: not ours to judge.
+            continue;
+        }
+        let end = match patience_left(claim, all.wall) {
             Some(left) if left <= 0 => Some(ClaimPhase::TimedOut),
             _ if full.contains(&claim.uid().unwrap_or_default()) => Some(ClaimPhase::Rejected),
-            Some(left) => {
-                sooner(left);
+            left => {
+                left.into_iter().for_each(&mut sooner);
                 None
             }
-            None => None,
         };
         let status = status_of(claim, end, all);
         if claim.status.as_ref() != Some(&status) {
@@ -159,43 +160,14 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
     let now = Time(
         Timestamp::from_second(all.wall.div_euclid(1_000_000)).unwrap_or(Timestamp::UNIX_EPOCH),
     );
-    let lock = all.lock_name;
-    let (ready, reason, message) = match end {
-        Some(phase) => {
-            status.phase = Some(phase);
-            if phase == ClaimPhase::Rejected {
-                (
-                    ConditionStatus::False,
-                    names::REASON_QUEUE_FULL,
-                    format!("the queue of lock {lock} has its maxWaiters"),
-                )
-            } else {
-                (
-                    ConditionStatus::False,
-                    names::REASON_TIMED_OUT,
-                    "waitTimeoutSeconds have passed".to_owned(),
-                )
-            }
-        }
-        None => {
-            status.phase = Some(status.phase.unwrap_or_default());
-            if all.lock.is_none() {
-                let message = format!(
-                    "there is no lock {lock} in this namespace: the claim waits until it is made"
-                );
-                (
-                    ConditionStatus::Unknown,
-                    names::REASON_LOCK_NOT_FOUND,
-                    message,
-                )
-            } else {
-                (
-                    ConditionStatus::Unknown,
-                    names::REASON_PENDING,
-                    "the claim waits for its turn".to_owned(),
-                )
-            }
-        }
+    let phase = end.unwrap_or(ClaimPhase::Pending);
+    let (reason, message) = why(phase, all);
+    status.phase = Some(phase);
+    // A claim that waits is not known to be lost yet: tools that judge by conditions go on waiting.
+    let ready = if end.is_some() {
+        ConditionStatus::False
+    } else {
+        ConditionStatus::Unknown
     };
     let mut set = |type_: &str, value: ConditionStatus, reason: &str, message: &str| {
         set_condition(
@@ -231,4 +203,27 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
         ),
     }
     status
+}
+
+/// Reason and words of a claim in this phase.
+fn why(phase: ClaimPhase, all: &Claims<'_>) -> (&'static str, String) {
+    let lock = all.lock_name;
+    match phase {
+        ClaimPhase::Rejected => (
+            names::REASON_QUEUE_FULL,
+            format!("the queue of lock {lock} has its maxWaiters"),
+        ),
+        ClaimPhase::TimedOut => (
+            names::REASON_TIMED_OUT,
+            "waitTimeoutSeconds have passed".to_owned(),
+        ),
+        _ if all.lock.is_none() => (
+            names::REASON_LOCK_NOT_FOUND,
+            format!("there is no lock {lock} in this namespace: the claim waits until it is made"),
+        ),
+        _ => (
+            names::REASON_PENDING,
+            "the claim waits for its turn".to_owned(),
+        ),
+    }
 }

@@ -65,7 +65,7 @@ impl Events {
     }
 
     /// Tells something about a lock.
-    pub fn tell(&self, lock: &DistributedLock, told: Told) {
+    pub fn tell(&self, lock: &DistributedLock, told: &Told) {
         let namespace = lock.namespace();
         let event = Event {
             metadata: ObjectMeta {

@@ -64,9 +64,9 @@ pub struct Watch {
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// DistributedLocks.
+    /// Locks.
     Locks,
-    /// LockClaims.
+    /// Claims.
     Claims,
     /// Leases with the label `leasehold.dev/lock`.
     Leases,

@@ -168,12 +168,11 @@ pub async fn run(
     parts.spawn(check(shared.clone(), client.clone(), settings.clone()));
 
     let mut outside = stop.clone();
-    let began = tokio::select! {
-        began = until_ready(&shared) => began,
+    tokio::select! {
+        () = until_ready(&shared) => {}
         _ = outside.wait_for(|stop| *stop) => return Ok(()),
         Some(broken) = parts.join_next() => return broken.map_err(OperatorError::Broken),
-    };
-    tracing::debug!(?began, "ready");
+    }
 
     let lead = Lead::new(clock.clone());
     let writer = Writer {
@@ -206,8 +205,8 @@ pub async fn run(
         lead: lead.clone(),
     };
     // The lead is given back only after the work has ended.
-    let (give_back, given_back) = watch::channel(false);
-    let elected = tokio::spawn(async move { election.run(given_back).await });
+    let (give_back, stop_leading) = watch::channel(false);
+    let elected = tokio::spawn(election.run(stop_leading));
     let mut working = tokio::spawn(work(Arc::new(reconciler), lead, stop));
     let worked = tokio::select! {
         worked = &mut working => worked.map_err(OperatorError::Broken).and_then(|worked| worked),

@@ -160,7 +160,7 @@ impl Reconciler {
                     ),
                 },
             };
-            self.events.tell(lock, told);
+            self.events.tell(lock, &told);
         }
     }
 
@@ -193,7 +193,7 @@ impl Reconciler {
             let note = condition.message.clone();
             self.events.tell(
                 after,
-                Told {
+                &Told {
                     reason,
                     warning: true,
                     action,

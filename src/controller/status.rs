@@ -79,7 +79,7 @@ pub fn mirror(sight: &Sight<'_>) -> DistributedLockStatus {
     status.fencing_token = highest.max(before.fencing_token);
     let holder = sight
         .lease
-        .filter(|lease| !lease.is_free() && !(sight.open && lease.is_missing()))
+        .filter(|lease| !(lease.is_free() || sight.open && lease.is_missing()))
         .map(|lease| lease.spec.holder.as_str());
     let slots = lock.spec.effective_max_holders();
     status.phase = Some(if holder.is_some() {
@@ -171,9 +171,9 @@ fn slot_entry(old: SlotStatus, lease: Option<&LeaseRecord>) -> SlotStatus {
 
 /// The node, from the annotation `leasehold.dev/holder`: `{"node": …, "host": …, "pid": …}`.
 fn node_of(note: &str) -> Option<String> {
-    let note: serde_json::Value = serde_json::from_str(note).ok()?;
-    let node = note.get("node")?.as_str()?;
-    (!node.is_empty()).then(|| clip(node, MAX_NAME_CHARS).to_owned())
+    let fields: serde_json::Value = serde_json::from_str(note).ok()?;
+    let name = fields.get("node")?.as_str()?;
+    (!name.is_empty()).then(|| clip(name, MAX_NAME_CHARS).to_owned())
 }
 
 /// The latest first. Tokens rise, so a grant is new to history if its token is above all that are in it.
@@ -278,45 +278,27 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
         None => (false, names::REASON_FREE, "nobody holds it".to_owned()),
     };
     set(names::CONDITION_HELD, held.into(), why, &words);
-    match trouble(sight) {
-        Some((reason, message)) => {
-            set(
-                names::CONDITION_READY,
-                ConditionStatus::False,
-                reason,
-                &message,
-            );
-            // Only what a person must look into: tools give up at once on what is stalled.
-            if needs_a_person(sight) {
-                set(
-                    names::CONDITION_STALLED,
-                    ConditionStatus::True,
-                    reason,
-                    &message,
-                );
-            } else {
-                set(
-                    names::CONDITION_STALLED,
-                    ConditionStatus::False,
-                    names::REASON_OK,
-                    NO_PERSON,
-                );
-            }
-        }
-        None => {
-            set(
-                names::CONDITION_READY,
-                ConditionStatus::True,
-                names::REASON_READY,
-                "the lock can be taken, and is mirrored here",
-            );
-            set(
-                names::CONDITION_STALLED,
-                ConditionStatus::False,
-                names::REASON_OK,
-                NO_PERSON,
-            );
-        }
+    let trouble = trouble(sight);
+    let (reason, message) = trouble.clone().unwrap_or((
+        names::REASON_READY,
+        "the lock can be taken, and is mirrored here".to_owned(),
+    ));
+    let ready = trouble.is_none();
+    set(names::CONDITION_READY, ready.into(), reason, &message);
+    // Only what a person must look into: tools give up at once on what is stalled.
+    match trouble.filter(|_| needs_a_person(sight)) {
+        Some((reason, message)) => set(
+            names::CONDITION_STALLED,
+            ConditionStatus::True,
+            reason,
+            &message,
+        ),
+        None => set(
+            names::CONDITION_STALLED,
+            ConditionStatus::False,
+            names::REASON_OK,
+            "nothing needs a person",
+        ),
     }
     let next = sight
         .lease
@@ -339,8 +321,6 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
     };
     set(names::CONDITION_TOKEN_AHEAD, ahead.into(), why, words);
 }
-
-const NO_PERSON: &str = "nothing needs a person";
 
 /// Whether what is wrong does not go by itself: an earlier lock's Lease, or one that is being deleted, does.
 fn needs_a_person(sight: &Sight<'_>) -> bool {

@@ -23,6 +23,20 @@ mod run_queue;
 mod run_refused;
 #[cfg(target_os = "linux")]
 mod run_signals;
+#[cfg(feature = "cli")]
+mod operator_claims;
+#[cfg(feature = "cli")]
+mod operator_ends;
+#[cfg(feature = "cli")]
+mod operator_leaders;
+#[cfg(feature = "cli")]
+mod operator_mirror;
+#[cfg(feature = "cli")]
+mod operator_rig;
+#[cfg(feature = "cli")]
+mod operator_shared;
+#[cfg(feature = "cli")]
+mod operator_wire;
 mod server;
 #[cfg(target_os = "linux")]
 mod supervise_ends;

@@ -1,0 +1,293 @@
+//! What the operator makes, and what status shows.
+
+use std::time::Duration;
+
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::conditions::is_deleted;
+use kube::runtime::wait::await_condition;
+use leasehold::api::{ConditionStatus, EndReason, FencingToken, HoldType, LockPhase, names};
+use leasehold::client::Locks;
+use serde_json::json;
+
+use super::operator_rig::{LONG, Operator, condition, in_place, is_free, shows};
+use super::server::within;
+
+#[tokio::test]
+async fn a_lock_gets_its_lease_and_is_opened_at_once() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let lock = place.make_free("nightly", 15).await;
+        let status = lock.status.expect("a status");
+        assert_eq!(status.phase, Some(LockPhase::Free));
+        assert_eq!(status.held.as_deref(), Some("0/1"));
+        assert_eq!(status.lease_name.as_deref(), Some("nightly"));
+        assert_eq!(status.longest_lease_duration_seconds, Some(15));
+        assert_eq!(status.observed_generation, lock.metadata.generation);
+        assert_eq!(status.waiters, Some(0));
+
+        let lease = place.lease("nightly").await;
+        assert!(lease.record.is_free());
+        assert_eq!(lease.record.lock_label.as_deref(), Some("nightly"));
+        let owner = lease
+            .object
+            .metadata
+            .owner_references
+            .expect("an owner")
+            .remove(0);
+        assert_eq!(Some(owner.uid), lock.metadata.uid);
+        assert_eq!(owner.block_owner_deletion, Some(false));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn status_shows_holder_token_pod_and_node_and_then_history() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 30).await;
+        let first = place.take("nightly", "pod-3").await;
+        let lock = place
+            .lock_is("nightly", "the grant is shown", |lock| shows(lock, &first))
+            .await;
+        let status = lock.status.as_ref().expect("a status");
+        assert_eq!(status.phase, Some(LockPhase::Held));
+        assert_eq!(status.held.as_deref(), Some("1/1"));
+        assert_eq!(status.holder.as_deref(), Some("pod-3"));
+        assert_eq!(status.fencing_token, Some(first.token));
+        let slot = &status.slots[0];
+        assert_eq!(slot.claimant.as_deref(), Some("pod-3"));
+        assert_eq!(slot.hold, Some(HoldType::Heartbeat));
+        assert_eq!(slot.lease_duration_seconds, Some(30));
+        assert_eq!(slot.node_name.as_deref(), Some("node-7"));
+        assert!(slot.acquire_time.is_some());
+        assert_eq!(
+            condition(&lock, names::CONDITION_HELD).0,
+            ConditionStatus::True.as_str()
+        );
+
+        // Release, as the holder does.
+        let lease = place.lease("nightly").await;
+        let freed = leasehold::engine::change::release(&lease.record, &first, "done", 1);
+        let put = place.store.put("nightly", &lease, &freed, LONG).await;
+        assert!(matches!(put, leasehold::lease::Put::Applied(_)), "{put:?}");
+        let lock = place.lock_is("nightly", "it is free again", is_free).await;
+        let status = lock.status.expect("a status");
+        assert_eq!(status.fencing_token, Some(first.token), "the token stays");
+        assert_eq!(status.holder, None);
+        let [end] = &status.history[..] else {
+            panic!("one entry: {:?}", status.history);
+        };
+        assert_eq!(end.reason, EndReason::Released);
+        assert_eq!(end.fencing_token, Some(first.token));
+        assert_eq!(end.holder_identity, first.holder);
+
+        let second = place.take("nightly", "pod-4").await;
+        assert!(second.token > first.token);
+        place
+            .lock_is("nightly", "the next grant is shown", |lock| {
+                shows(lock, &second)
+            })
+            .await;
+    })
+    .await;
+}
+
+/// kubeflow/notebooks#1343, restatedev/restate-operator#138: a status write that causes the next one.
+#[tokio::test]
+async fn renewals_cause_no_status_write_and_hardly_a_look() {
+    in_place(async |place| {
+        let operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 1).await;
+        let guard = Locks::new(super::operator_rig::config().await, &place.namespace)
+            .expect("a client")
+            .lock("nightly")
+            .claimant("pod-3")
+            .acquire()
+            .await
+            .expect("it is free");
+        let token = guard.token();
+        let shown = place
+            .lock_is("nightly", "it is shown", |lock| {
+                lock.slot_token(0) == Some(token)
+            })
+            .await;
+        let looks = operator
+            .metric("leasehold_reconcile_duration_seconds_count")
+            .await;
+        let lease = place.lease("nightly").await;
+        // A dozen renewals.
+        let renewed = |now: &leasehold::lease::FoundLease| {
+            now.record.spec.renew_time > lease.record.spec.renew_time.map(|time| time + 4_000_000)
+        };
+        place
+            .lease_is("nightly", "it was renewed for 4 s", renewed)
+            .await;
+        let now = place.locks.get("nightly").await.expect("the lock");
+        assert_eq!(
+            now.metadata.resource_version,
+            shown.metadata.resource_version
+        );
+        let more = operator
+            .metric("leasehold_reconcile_duration_seconds_count")
+            .await;
+        let looks = more
+            .zip(looks)
+            .map(|(more, looks)| more - looks)
+            .expect("a count");
+        assert!(looks <= 10.0, "{looks} looks in 4 lease durations");
+        guard.release().await.expect("it is given back");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiters_are_counted_and_named_in_the_order_of_coming() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 60).await;
+        place.take("nightly", "pod-0").await;
+        for name in ["c", "a", "b"] {
+            let claim = leasehold::api::LockClaim::new(
+                name,
+                leasehold::api::LockClaimSpec::heartbeat("nightly"),
+            );
+            place
+                .claims
+                .create(&PostParams::default(), &claim)
+                .await
+                .expect("a claim");
+        }
+        let lock = place
+            .lock_is("nightly", "three wait", |lock| {
+                lock.status
+                    .as_ref()
+                    .is_some_and(|status| status.waiters == Some(3))
+            })
+            .await;
+        assert_eq!(lock.status.expect("a status").next_waiters, ["c", "a", "b"]);
+        let lease = place
+            .lease_is("nightly", "somebody is named", |lease| {
+                lease.record.next.is_some()
+            })
+            .await;
+        assert_eq!(
+            lease.record.next.map(|next| next.name).as_deref(),
+            Some("c")
+        );
+        place
+            .claims
+            .delete("c", &DeleteParams::default())
+            .await
+            .expect("it goes");
+        let lease = place
+            .lease_is("nightly", "the next one is named", |lease| {
+                lease
+                    .record
+                    .next
+                    .as_ref()
+                    .is_some_and(|next| next.name != "c")
+            })
+            .await;
+        assert_eq!(
+            lease.record.next.map(|next| next.name).as_deref(),
+            Some("a")
+        );
+    })
+    .await;
+}
+
+/// A raised duration is in status before anybody may store it.
+#[tokio::test]
+async fn the_longest_lease_duration_only_rises() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 10).await;
+        let shows = |seconds: i32| {
+            move |lock: &leasehold::api::DistributedLock| {
+                let status = lock.status.as_ref();
+                status.is_some_and(|status| {
+                    status.longest_lease_duration_seconds == Some(seconds)
+                        && status.observed_generation == lock.metadata.generation
+                })
+            }
+        };
+        place
+            .edit_lock("nightly", &json!({"spec": {"leaseDurationSeconds": 20}}))
+            .await;
+        place.lock_is("nightly", "it is raised", shows(20)).await;
+        place
+            .edit_lock("nightly", &json!({"spec": {"leaseDurationSeconds": 5}}))
+            .await;
+        place.lock_is("nightly", "it stays", shows(20)).await;
+    })
+    .await;
+}
+
+/// kubeflow, operator-sdk#6677: leftovers.
+#[tokio::test]
+async fn no_lease_stays_behind_a_deleted_lock_and_a_new_one_starts_higher() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 30).await;
+        let before = place.take("nightly", "pod-3").await;
+        place
+            .locks
+            .delete("nightly", &DeleteParams::background())
+            .await
+            .expect("it can be deleted");
+        let uid = before.uid.clone();
+        let gone = await_condition(place.leases.clone(), "nightly", is_deleted(&uid));
+        within(LONG, "its Lease is collected", gone)
+            .await
+            .expect("a watch");
+        place.make_free("nightly", 30).await;
+        let after = place.take("nightly", "pod-4").await;
+        assert!(after.token > before.token);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_absurd_minimal_token_shows_and_stops_nothing_else() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 30).await;
+        place
+            .edit_lock(
+                "nightly",
+                &json!({"spec": {"minFencingToken": FencingToken::MAX.get()}}),
+            )
+            .await;
+        let ahead = |lock: &leasehold::api::DistributedLock| {
+            condition(lock, names::CONDITION_TOKEN_AHEAD)
+                == ("True".into(), names::REASON_TOKEN_AHEAD.into())
+        };
+        place.lock_is("nightly", "it says so", ahead).await;
+        let grant = place.take("nightly", "pod-3").await;
+        assert_eq!(grant.token, FencingToken::MAX);
+        place
+            .lock_is("nightly", "the last token is shown", |lock| {
+                shows(lock, &grant) && ahead(lock)
+            })
+            .await;
+        let events: kube::Api<k8s_openapi::api::events::v1::Event> =
+            kube::Api::namespaced(place.client.clone(), &place.namespace);
+        let told = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.expect("events");
+                let reasons: Vec<_> = all
+                    .iter()
+                    .filter_map(|event| event.reason.clone())
+                    .collect();
+                if reasons.contains(&"TokenAhead".to_owned())
+                    && reasons.contains(&"AbsurdTokenIgnored".to_owned())
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        within(LONG, "events tell of it", told).await;
+    })
+    .await;
+}

@@ -1,0 +1,364 @@
+//! The operator behind a proxy that records, delays and refuses: what is on the wire, and what a bad server does.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{Api, PostParams};
+use kube::{Client, Config};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::operator_rig::{Operator, Place, config, in_place, is_free, shows};
+
+/// A request as it came by.
+#[derive(Clone, Debug)]
+struct Sent {
+    method: String,
+    path: String,
+    body: Value,
+}
+
+/// Something between the operator and the server, without TLS.
+#[derive(Clone)]
+struct Proxy {
+    server: Client,
+    sent: Arc<Mutex<Vec<Sent>>>,
+    /// Milliseconds by which each answer is late.
+    delay: Arc<AtomicU64>,
+    /// Paths that are answered by 404.
+    hidden: Arc<Mutex<Option<&'static str>>>,
+    kubeconfig: PathBuf,
+}
+
+impl Proxy {
+    async fn start() -> Self {
+        Self::before(config().await).await
+    }
+
+    /// In front of the server that `config` names, as whom it names.
+    async fn before(mut config: Config) -> Self {
+        config.default_retry = false;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let kubeconfig = folder.join(format!("operator-wire-{}.json", address.port()));
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "clusters": [{"name": "proxy", "cluster": {"server": format!("http://{address}")}}],
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
+            "users": [{"name": "nobody", "user": {}}],
+        });
+        std::fs::write(&kubeconfig, text.to_string()).expect("it can be written");
+        let proxy = Self {
+            server: Client::try_from(config).expect("a client"),
+            sent: Arc::default(),
+            delay: Arc::default(),
+            hidden: Arc::default(),
+            kubeconfig,
+        };
+        let router = Router::new().fallback(pass).with_state(proxy.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        proxy
+    }
+
+    fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().expect("the record").clone()
+    }
+}
+
+async fn pass(State(proxy): State<Proxy>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await.expect("a body");
+    let path = head.uri.path().to_owned();
+    proxy.sent.lock().expect("the record").push(Sent {
+        method: head.method.to_string(),
+        path: path.clone(),
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+    });
+    if proxy
+        .hidden
+        .lock()
+        .expect("a path")
+        .is_some_and(|hidden| path.contains(hidden))
+    {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
+        return (StatusCode::NOT_FOUND, status.to_string()).into_response();
+    }
+    tokio::time::sleep(Duration::from_millis(proxy.delay.load(Ordering::Relaxed))).await;
+    let mut onward = axum::http::Request::builder()
+        .method(head.method)
+        .uri(head.uri.path_and_query().expect("a path").as_str());
+    for (name, value) in &head.headers {
+        if name != "host" && name != "content-length" && name != "connection" {
+            onward = onward.header(name, value);
+        }
+    }
+    let onward = onward
+        .body(kube::client::Body::from(body))
+        .expect("a request");
+    match proxy.server.send(onward).await {
+        Ok(answer) => answer.map(Body::new),
+        Err(_) => StatusCode::BAD_GATEWAY.into_response(),
+    }
+}
+
+/// The whole life of a lock, with everything that the operator does to a Lease.
+async fn live(place: &Place) {
+    place.make_free("nightly", 2).await;
+    let silent = place.take("nightly", "pod-3").await;
+    place
+        .lock_is("nightly", "it is shown", |lock| shows(lock, &silent))
+        .await;
+    place.lock_is("nightly", "it is ended", is_free).await;
+    let revoked = place.take("nightly", "pod-4").await;
+    place
+        .edit_lock(
+            "nightly",
+            &json!({"spec": {"minFencingToken": revoked.token.get() + 1}}),
+        )
+        .await;
+    place.lock_is("nightly", "it is revoked", is_free).await;
+    let claim =
+        leasehold::api::LockClaim::new("a", leasehold::api::LockClaimSpec::heartbeat("nightly"));
+    place
+        .claims
+        .create(&PostParams::default(), &claim)
+        .await
+        .expect("a claim");
+    place
+        .lease_is("nightly", "it is named", |lease| {
+            lease.record.next.is_some()
+        })
+        .await;
+    place
+        .claim_is("a", "it is passed over", |claim| claim.is_none())
+        .await;
+}
+
+#[tokio::test]
+async fn every_write_names_what_it_replaces() {
+    in_place(async |place| {
+        let proxy = Proxy::start().await;
+        let mut operator =
+            Operator::start_with(&place.namespace, "one", &[], Some(&proxy.kubeconfig)).await;
+        operator.leads().await;
+        live(&place).await;
+        operator.signal(Signal::TERM);
+        operator.ended().await;
+        let sent = proxy.sent();
+        let puts: Vec<_> = sent.iter().filter(|sent| sent.method == "PUT").collect();
+        for kind in [
+            "/leases/nightly",
+            "/leases/leasehold-operator",
+            "/distributedlocks/nightly/status",
+            "/lockclaims/a/status",
+        ] {
+            assert!(
+                puts.iter().any(|put| put.path.ends_with(kind)),
+                "no write of {kind}"
+            );
+        }
+        for put in puts {
+            for field in ["resourceVersion", "uid"] {
+                let value = put.body["metadata"][field].as_str().unwrap_or_default();
+                assert!(!value.is_empty(), "no {field} in {put:?}");
+            }
+        }
+        for other in sent.iter().filter(|sent| sent.path.contains("/leases")) {
+            assert!(
+                matches!(other.method.as_str(), "GET" | "PUT" | "POST"),
+                "{other:?}"
+            );
+            if other.method == "POST"
+                && !other.path.contains("leasehold-operator")
+                && other.body["metadata"]["name"] == "nightly"
+            {
+                assert_eq!(
+                    other.body["spec"]["holderIdentity"], "leasehold.dev/missing",
+                    "no Lease is born free"
+                );
+            }
+        }
+        for delete in sent.iter().filter(|sent| sent.method == "DELETE") {
+            assert!(
+                delete.body["preconditions"]["uid"].is_string(),
+                "{delete:?}"
+            );
+        }
+        // A stopped leader's last word is the release of its lead.
+        let last = sent
+            .iter()
+            .rfind(|sent| sent.method != "GET")
+            .expect("a write");
+        assert!(
+            last.path.ends_with("/leases/leasehold-operator"),
+            "{last:?}"
+        );
+    })
+    .await;
+}
+
+/// ovn-kubernetes#3959, cloudnative-pg#8034: restarts on a slow API server.
+#[tokio::test]
+async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
+    in_place(async |place| {
+        let proxy = Proxy::start().await;
+        let times = [
+            "--leader-lease-duration=5s",
+            "--leader-renew-deadline=4s",
+            "--leader-retry-period=500ms",
+        ];
+        let mut operator =
+            Operator::start_with(&place.namespace, "one", &times, Some(&proxy.kubeconfig)).await;
+        operator.leads().await;
+        place.make_free("nightly", 60).await;
+        let grant = place.take("nightly", "pod-3").await;
+        place
+            .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
+            .await;
+        let term = || async {
+            place
+                .lease("leasehold-operator")
+                .await
+                .record
+                .spec
+                .transitions
+        };
+        let before = term().await;
+
+        // Slow, for two lease durations: as many renewals are answered late as fit in.
+        proxy.delay.store(1200, Ordering::Relaxed);
+        let start = place
+            .lease("leasehold-operator")
+            .await
+            .record
+            .spec
+            .renew_time;
+        place
+            .lease_is("leasehold-operator", "it renews all the same", |lease| {
+                lease.record.spec.renew_time > start.map(|time| time + 10_000_000)
+            })
+            .await;
+        assert_eq!(term().await, before, "the lead was never lost");
+
+        // Silent: the lead is lost, the process stays, the user's hold is none of its business.
+        proxy.delay.store(3_600_000, Ordering::Relaxed);
+        operator
+            .eventually("it stands by", async || {
+                operator.metric("leasehold_leader").await == Some(0.0)
+            })
+            .await;
+        proxy.delay.store(0, Ordering::Relaxed);
+        operator.leads().await;
+        assert!(operator.runs());
+        assert_eq!(
+            place.lease("nightly").await.record.current_token(),
+            Some(grant.token)
+        );
+        place.make_free("another", 15).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_the_definitions_it_is_not_ready_and_says_how_to_install_them() {
+    in_place(async |place| {
+        let proxy = Proxy::start().await;
+        *proxy.hidden.lock().expect("a path") = Some("customresourcedefinitions");
+        let operator =
+            Operator::start_with(&place.namespace, "one", &[], Some(&proxy.kubeconfig)).await;
+        operator
+            .eventually("it says so", async || {
+                operator.get("/readyz").await.is_some_and(|(status, body)| {
+                    status == 503 && body.contains("kubectl apply -f crds/")
+                })
+            })
+            .await;
+        assert_eq!(
+            operator.get("/livez").await.map(|(status, _)| status),
+            Some(200)
+        );
+        let written = proxy
+            .sent()
+            .into_iter()
+            .filter(|sent| {
+                matches!(sent.method.as_str(), "PUT" | "DELETE")
+                    || (sent.method == "POST" && !sent.path.contains("selfsubject"))
+            })
+            .count();
+        assert_eq!(written, 0, "nothing is written before it is ready");
+        *proxy.hidden.lock().expect("a path") = None;
+        operator.leads().await;
+    })
+    .await;
+}
+
+/// rocketmq-operator#113: a missing verb shows as endless log lines of a process that looks healthy.
+#[tokio::test]
+async fn a_missing_permission_is_named_and_keeps_it_from_being_ready() {
+    in_place(async |place| {
+        let client = &place.client;
+        let namespace = &place.namespace;
+        let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+        let account = serde_json::from_value(json!({"metadata": {"name": "operator"}})).expect("an account");
+        accounts.create(&PostParams::default(), &account).await.expect("an account");
+        let rules = json!([
+            {"apiGroups": ["leasehold.dev"], "resources": ["distributedlocks", "lockclaims"], "verbs": ["get", "list", "watch", "delete"]},
+            {"apiGroups": ["leasehold.dev"], "resources": ["distributedlocks/status", "lockclaims/status"], "verbs": ["update"]},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create"]},
+        ]);
+        let role: Role = serde_json::from_value(json!({"metadata": {"name": "operator"}, "rules": rules})).expect("a role");
+        Api::<Role>::namespaced(client.clone(), namespace).create(&PostParams::default(), &role).await.expect("a role");
+        let binding: RoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": "operator"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
+        }))
+        .expect("a binding");
+        let bindings = Api::<RoleBinding>::namespaced(client.clone(), namespace);
+        bindings.create(&PostParams::default(), &binding).await.expect("a binding");
+        let request = TokenRequest {
+            spec: Some(TokenRequestSpec::default()),
+            ..TokenRequest::default()
+        };
+        let token = accounts.create_token_request("operator", &PostParams::default(), &request).await.expect("a token");
+        let token = token.status.and_then(|status| status.token).expect("a token");
+
+        let mut config = config().await;
+        config.auth_info = kube::config::AuthInfo {
+            token: Some(token.into()),
+            ..kube::config::AuthInfo::default()
+        };
+        let proxy = Proxy::before(config).await;
+        let operator = Operator::start_with(namespace, "one", &[], Some(&proxy.kubeconfig)).await;
+        let started = leasehold::clock::MonoInstant::now();
+        operator
+            .eventually("it names what is missing", async || {
+                operator.get("/readyz").await.is_some_and(|(status, body)| {
+                    status == 503
+                        && body.contains("not allowed to update leases.coordination.k8s.io in namespace")
+                        && body.contains("customresourcedefinitions")
+                })
+            })
+            .await;
+        let took = leasehold::clock::MonoInstant::now().saturating_duration_since(started);
+        assert!(took < Duration::from_secs(10), "after {took:?}");
+        assert!(operator.metric("leasehold_permissions_missing").await >= Some(1.0));
+        assert_eq!(operator.metric("leasehold_leader").await, Some(0.0));
+        let lines = operator.log().lines().filter(|line| line.contains("not allowed to update")).count();
+        assert_eq!(lines, 1, "it is said once");
+    })
+    .await;
+}
