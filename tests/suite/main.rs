@@ -9,20 +9,6 @@ mod api_objects;
 mod api_served;
 #[cfg(feature = "fence-postgres")]
 mod fence;
-#[cfg(target_os = "linux")]
-mod run_access;
-#[cfg(target_os = "linux")]
-mod run_alone;
-#[cfg(target_os = "linux")]
-mod run_bench;
-#[cfg(target_os = "linux")]
-mod run_frozen;
-#[cfg(target_os = "linux")]
-mod run_queue;
-#[cfg(target_os = "linux")]
-mod run_refused;
-#[cfg(target_os = "linux")]
-mod run_signals;
 #[cfg(feature = "cli")]
 mod operator_claims;
 #[cfg(feature = "cli")]
@@ -37,6 +23,20 @@ mod operator_rig;
 mod operator_shared;
 #[cfg(feature = "cli")]
 mod operator_wire;
+#[cfg(target_os = "linux")]
+mod run_access;
+#[cfg(target_os = "linux")]
+mod run_alone;
+#[cfg(target_os = "linux")]
+mod run_bench;
+#[cfg(target_os = "linux")]
+mod run_frozen;
+#[cfg(target_os = "linux")]
+mod run_queue;
+#[cfg(target_os = "linux")]
+mod run_refused;
+#[cfg(target_os = "linux")]
+mod run_signals;
 mod server;
 #[cfg(target_os = "linux")]
 mod supervise_ends;
