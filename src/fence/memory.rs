@@ -112,3 +112,40 @@ impl Drop for Admission {
         self.gate.finished.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn pass(token: i64) -> Pass {
+        Pass::new(FencingToken::new(token).unwrap(), "pod-3/a")
+    }
+
+    /// What a future says when it is asked once.
+    fn ask<T>(future: impl Future<Output = T>) -> Poll<T> {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_raise_that_is_given_up_keeps_older_work_out_and_nobody_waiting() {
+        let gate = MemoryGate::new();
+        let place = Place::new("team-a", "nightly-billing", 0);
+        let Poll::Ready(Ok(running)) = ask(gate.admit(&place, &pass(41))) else {
+            panic!("nothing runs");
+        };
+        assert!(ask(gate.raise(&place, &pass(42))).is_pending());
+        assert!(matches!(
+            ask(gate.admit(&place, &pass(41))),
+            Poll::Ready(Err(_))
+        ));
+        assert!(ask(gate.admit(&place, &pass(42))).is_pending());
+        drop(running);
+        assert!(matches!(
+            ask(gate.raise(&place, &pass(43))),
+            Poll::Ready(Ok(()))
+        ));
+    }
+}
