@@ -7,6 +7,7 @@ mod api_crds;
 mod api_local;
 mod api_objects;
 mod api_served;
+mod docs;
 #[cfg(feature = "fence-postgres")]
 mod fence;
 #[cfg(feature = "cli")]

@@ -1,0 +1,293 @@
+//! The documents say what is there: links, files, tests, flags and dependencies that they name exist, and none is
+//! missing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// All files below a folder, as paths from the root.
+fn files_below(folder: &str) -> BTreeSet<String> {
+    let mut files = BTreeSet::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}")) {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let path = path.strip_prefix(root()).expect("below the root");
+                files.insert(path.to_string_lossy().into_owned());
+            }
+        }
+    }
+    files
+}
+
+/// The documents: everything in Markdown at the root and in docs/.
+fn documents() -> Vec<String> {
+    let at_root = fs::read_dir(root()).expect("the root").map(|entry| {
+        let name = entry.expect("an entry").file_name();
+        name.to_string_lossy().into_owned()
+    });
+    at_root
+        .chain(files_below("docs"))
+        .filter(|path| Path::new(path).extension().is_some_and(|extension| extension == "md"))
+        .collect()
+}
+
+/// What stands between `open` and the next `close`, each time.
+fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
+    text.split(open)
+        .skip(1)
+        .filter_map(move |rest| rest.split_once(close).map(|(inside, _)| inside))
+}
+
+fn expect_none(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn relative_links_lead_to_files() {
+    let mut dead = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        let folder = Path::new(&document).parent().map(PathBuf::from).unwrap_or_default();
+        for link in between(&text, "](", ')') {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            if !root().join(&folder).join(target).exists() {
+                dead.push(format!("{document} links to {target}, which is not there"));
+            }
+        }
+    }
+    expect_none(&dead);
+}
+
+/// The paths of the code map: a line with a path at its start; indented ones are below the folder above them.
+fn code_map() -> BTreeSet<String> {
+    let text = read("ARCHITECTURE.md");
+    let map = text.split("## Code map").nth(1).expect("a code map");
+    let map = between(map, "```text\n", '`').next().expect("a block of text");
+    let mut folder = String::new();
+    let mut paths = BTreeSet::new();
+    for line in map.lines() {
+        let Some(word) = line.split_whitespace().next() else {
+            continue;
+        };
+        if line.starts_with(' ') {
+            paths.insert(format!("{folder}{word}"));
+        } else {
+            folder = word.to_owned();
+            paths.insert(word.to_owned());
+        }
+    }
+    paths
+}
+
+#[test]
+fn the_code_map_is_complete_and_nothing_in_it_is_gone() {
+    let map = code_map();
+    let gone = map
+        .iter()
+        .filter(|path| !root().join(path).exists())
+        .map(|path| format!("ARCHITECTURE.md names {path}, which is not there"));
+    let missing = files_below("src")
+        .into_iter()
+        .filter(|path| !map.contains(path))
+        .map(|path| format!("ARCHITECTURE.md lacks a line for {path}"));
+    expect_none(&gone.chain(missing).collect::<Vec<_>>());
+}
+
+/// The items of the lists in the guarantees, each in one line.
+fn promises() -> Vec<String> {
+    let text = read("docs/guarantees.md");
+    let mut promises: Vec<String> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        if line.starts_with("- ") {
+            promises.push(line.to_owned());
+            inside = true;
+        } else if line.starts_with("  ") && inside {
+            let promise = promises.last_mut().expect("a list");
+            promise.push(' ');
+            promise.push_str(line.trim());
+        } else {
+            inside = false;
+        }
+    }
+    promises
+}
+
+/// `file.rs::name` in backticks.
+fn tests_named_in(text: &str) -> Vec<(String, String)> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|word| {
+            let (file, name) = word.split_once("::")?;
+            file.ends_with(".rs").then(|| (file.to_owned(), name.to_owned()))
+        })
+        .collect()
+}
+
+#[test]
+fn every_promise_names_its_test() {
+    let bare: Vec<String> = promises()
+        .into_iter()
+        .filter(|promise| tests_named_in(promise).is_empty())
+        .collect();
+    expect_none(&bare);
+}
+
+#[test]
+fn every_test_named_in_a_promise_exists() {
+    let gone: Vec<String> = tests_named_in(&read("docs/guarantees.md"))
+        .into_iter()
+        .filter(|(file, name)| !is_test(file, name))
+        .map(|(file, name)| format!("{file} has no test {name}"))
+        .collect();
+    expect_none(&gone);
+}
+
+/// Whether a file has a function of this name with a test's attribute above it.
+fn is_test(file: &str, name: &str) -> bool {
+    let Ok(source) = fs::read_to_string(root().join(file)) else {
+        return false;
+    };
+    let Some((before, _)) = source.split_once(&format!("fn {name}(")) else {
+        return false;
+    };
+    // What is left of the function's own line ("async ") does not count.
+    let above = before.rsplit_once('\n').map_or("", |(above, _)| above);
+    above
+        .lines()
+        .rev()
+        .take_while(|line| {
+            let line = line.trim();
+            line.starts_with("#[") || line.starts_with("//")
+        })
+        .any(|line| line.contains("test]") || line.contains("test("))
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let reasons = read("docs/dependencies.md");
+    let sections: Vec<&str> = reasons.split("\n## ").collect();
+    let section = |name: &str| {
+        let found = sections.iter().find(|section| section.lines().next().unwrap_or_default().contains(name));
+        found.copied().unwrap_or_else(|| panic!("docs/dependencies.md has no section on {name}"))
+    };
+    let mut missing = Vec::new();
+    let mut expect = |manifest: &str, names: Vec<String>, section: &str| {
+        for name in names {
+            if !section.contains(&format!("`{name}`")) {
+                missing.push(format!("docs/dependencies.md does not say why {manifest} names {name}"));
+            }
+        }
+    };
+    expect("Cargo.toml", crates_in("Cargo.toml"), section("`leasehold`"));
+    for member in ["hack/xtask", "hack/demo"] {
+        let manifest = format!("{member}/Cargo.toml");
+        if root().join(&manifest).exists() {
+            expect(&manifest, crates_in(&manifest), section(member));
+        }
+    }
+    let modules = read("hack/controlplane/go.mod");
+    let modules = between(&modules, "require (\n", ')').flat_map(str::lines);
+    let direct = modules
+        .filter(|line| !line.contains("// indirect"))
+        .filter_map(|line| line.split_whitespace().next().map(str::to_owned));
+    expect("hack/controlplane/go.mod", direct.collect(), section("hack/controlplane"));
+    expect_none(&missing);
+}
+
+/// The keys of all tables of dependencies.
+fn crates_in(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut crates = Vec::new();
+    for line in read(manifest).lines() {
+        if line.starts_with('[') {
+            inside = line.ends_with("dependencies]");
+        } else if let (true, Some((name, _))) = (inside, line.split_once('=')) {
+            crates.push(name.trim().to_owned());
+        }
+    }
+    assert!(!crates.is_empty(), "no dependencies in {manifest}");
+    crates
+}
+
+#[test]
+fn every_subcommand_and_flag_is_on_the_page_of_the_command_line() {
+    let page = read("docs/cli.md");
+    let mut missing = Vec::new();
+    for subcommand in subcommands() {
+        if !page.contains(&format!("## leasehold {subcommand}")) {
+            missing.push(format!("docs/cli.md has no section on {subcommand}"));
+        }
+        for flag in flags(&help(&[&subcommand, "--help"])) {
+            if !page.contains(&format!("`{flag}`")) && !page.contains(&format!("`{flag} ")) {
+                missing.push(format!("docs/cli.md does not tell of {subcommand} {flag}"));
+            }
+        }
+    }
+    expect_none(&missing);
+}
+
+fn subcommands() -> Vec<String> {
+    let help = help(&["--help"]);
+    let listed = help.split("Commands:\n").nth(1).expect("subcommands");
+    let names = listed.lines().take_while(|line| !line.is_empty());
+    names
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
+        .filter(|name| name != "help")
+        .collect()
+}
+
+fn help(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold")).args(args).output();
+    let output = output.expect("the program runs");
+    assert!(output.status.success(), "{args:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The long flags of a help text but those of every program.
+fn flags(help: &str) -> BTreeSet<String> {
+    let lines = help.lines().map(str::trim_start);
+    let flags = lines.filter(|line| line.starts_with('-')).flat_map(|line| {
+        line.split([' ', ',', '=']).filter(|word| word.starts_with("--") && word.len() > 2)
+    });
+    flags
+        .map(str::to_owned)
+        .filter(|flag| flag != "--help" && flag != "--version")
+        .collect()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_readme_shows_the_example_as_it_is() {
+    let (readme, example) = (read("README.md"), one_line(&read("examples/hold.rs")));
+    let shown = between(&readme, "```rust\n", '`').next().expect("a block of Rust");
+    assert!(example.contains(&one_line(shown)), "examples/hold.rs does not contain what the README shows of it");
+}
+
+#[cfg(feature = "fence-postgres")]
+#[test]
+fn the_readme_shows_the_gates_own_sql() {
+    let readme = one_line(&read("README.md"));
+    assert!(readme.contains(&one_line(leasehold::fence::postgres::CHECK)));
+}
