@@ -291,3 +291,17 @@ fn the_readme_shows_the_gates_own_sql() {
     let readme = one_line(&read("README.md"));
     assert!(readme.contains(&one_line(leasehold::fence::postgres::CHECK)));
 }
+
+#[test]
+fn every_metric_has_its_meaning() {
+    let page = read("docs/metrics.md");
+    let text = leasehold::controller::metrics::Metrics::default().text();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let missing: Vec<String> = types
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+        .filter(|name| !page.contains(&format!("`{name}`")))
+        .map(|name| format!("docs/metrics.md does not tell of {name}"))
+        .collect();
+    expect_none(&missing);
+}
