@@ -18,7 +18,11 @@ async fn main() -> Outcome {
 
 /// Waits for the lock for a minute at most, then works for as long as it is held.
 pub async fn hold(locks: &Locks, name: &str) -> Outcome {
-    let guard = locks.lock(name).wait(Duration::from_secs(60)).acquire().await?;
+    let guard = locks
+        .lock(name)
+        .wait(Duration::from_mins(1))
+        .acquire()
+        .await?;
     println!("held with token {}", guard.token());
     tokio::select! {
         () = work(guard.token()) => {}

@@ -5,6 +5,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+use super::run_bench::Bench;
+use super::server;
+
+#[path = "../../examples/hold.rs"]
+#[expect(dead_code, reason = "its `main` is for `cargo run`")]
+mod hold;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -40,7 +48,11 @@ fn documents() -> Vec<String> {
     });
     at_root
         .chain(files_below("docs"))
-        .filter(|path| Path::new(path).extension().is_some_and(|extension| extension == "md"))
+        .filter(|path| {
+            Path::new(path)
+                .extension()
+                .is_some_and(|extension| extension == "md")
+        })
         .collect()
 }
 
@@ -60,7 +72,10 @@ fn relative_links_lead_to_files() {
     let mut dead = Vec::new();
     for document in documents() {
         let text = read(&document);
-        let folder = Path::new(&document).parent().map(PathBuf::from).unwrap_or_default();
+        let folder = Path::new(&document)
+            .parent()
+            .map(PathBuf::from)
+            .unwrap_or_default();
         for link in between(&text, "](", ')') {
             let target = link.split('#').next().unwrap_or_default();
             if target.is_empty() || target.contains("://") {
@@ -78,7 +93,9 @@ fn relative_links_lead_to_files() {
 fn code_map() -> BTreeSet<String> {
     let text = read("ARCHITECTURE.md");
     let map = text.split("## Code map").nth(1).expect("a code map");
-    let map = between(map, "```text\n", '`').next().expect("a block of text");
+    let map = between(map, "```text\n", '`')
+        .next()
+        .expect("a block of text");
     let mut folder = String::new();
     let mut paths = BTreeSet::new();
     for line in map.lines() {
@@ -136,7 +153,8 @@ fn tests_named_in(text: &str) -> Vec<(String, String)> {
         .step_by(2)
         .filter_map(|word| {
             let (file, name) = word.split_once("::")?;
-            file.ends_with(".rs").then(|| (file.to_owned(), name.to_owned()))
+            file.ends_with(".rs")
+                .then(|| (file.to_owned(), name.to_owned()))
         })
         .collect()
 }
@@ -185,18 +203,28 @@ fn every_dependency_has_its_reason() {
     let reasons = read("docs/dependencies.md");
     let sections: Vec<&str> = reasons.split("\n## ").collect();
     let section = |name: &str| {
-        let found = sections.iter().find(|section| section.lines().next().unwrap_or_default().contains(name));
-        found.copied().unwrap_or_else(|| panic!("docs/dependencies.md has no section on {name}"))
+        let found = sections
+            .iter()
+            .find(|section| section.lines().next().unwrap_or_default().contains(name));
+        found
+            .copied()
+            .unwrap_or_else(|| panic!("docs/dependencies.md has no section on {name}"))
     };
     let mut missing = Vec::new();
     let mut expect = |manifest: &str, names: Vec<String>, section: &str| {
         for name in names {
             if !section.contains(&format!("`{name}`")) {
-                missing.push(format!("docs/dependencies.md does not say why {manifest} names {name}"));
+                missing.push(format!(
+                    "docs/dependencies.md does not say why {manifest} names {name}"
+                ));
             }
         }
     };
-    expect("Cargo.toml", crates_in("Cargo.toml"), section("`leasehold`"));
+    expect(
+        "Cargo.toml",
+        crates_in("Cargo.toml"),
+        section("`leasehold`"),
+    );
     for member in ["hack/xtask", "hack/demo"] {
         let manifest = format!("{member}/Cargo.toml");
         if root().join(&manifest).exists() {
@@ -208,7 +236,11 @@ fn every_dependency_has_its_reason() {
     let direct = modules
         .filter(|line| !line.contains("// indirect"))
         .filter_map(|line| line.split_whitespace().next().map(str::to_owned));
-    expect("hack/controlplane/go.mod", direct.collect(), section("hack/controlplane"));
+    expect(
+        "hack/controlplane/go.mod",
+        direct.collect(),
+        section("hack/controlplane"),
+    );
     expect_none(&missing);
 }
 
@@ -256,7 +288,9 @@ fn subcommands() -> Vec<String> {
 }
 
 fn help(args: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_leasehold")).args(args).output();
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        .args(args)
+        .output();
     let output = output.expect("the program runs");
     assert!(output.status.success(), "{args:?}");
     String::from_utf8(output.stdout).expect("text")
@@ -266,7 +300,8 @@ fn help(args: &[&str]) -> String {
 fn flags(help: &str) -> BTreeSet<String> {
     let lines = help.lines().map(str::trim_start);
     let flags = lines.filter(|line| line.starts_with('-')).flat_map(|line| {
-        line.split([' ', ',', '=']).filter(|word| word.starts_with("--") && word.len() > 2)
+        line.split([' ', ',', '='])
+            .filter(|word| word.starts_with("--") && word.len() > 2)
     });
     flags
         .map(str::to_owned)
@@ -281,8 +316,13 @@ fn one_line(text: &str) -> String {
 #[test]
 fn the_readme_shows_the_example_as_it_is() {
     let (readme, example) = (read("README.md"), one_line(&read("examples/hold.rs")));
-    let shown = between(&readme, "```rust\n", '`').next().expect("a block of Rust");
-    assert!(example.contains(&one_line(shown)), "examples/hold.rs does not contain what the README shows of it");
+    let shown = between(&readme, "```rust\n", '`')
+        .next()
+        .expect("a block of Rust");
+    assert!(
+        example.contains(&one_line(shown)),
+        "examples/hold.rs does not contain what the README shows of it"
+    );
 }
 
 #[cfg(feature = "fence-postgres")]
@@ -299,9 +339,33 @@ fn every_metric_has_its_meaning() {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let missing: Vec<String> = types
         .filter_map(|line| line.split_once(' '))
-        .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+        .map(|(name, kind)| {
+            if kind == "counter" {
+                format!("{name}_total")
+            } else {
+                name.to_owned()
+            }
+        })
         .filter(|name| !page.contains(&format!("`{name}`")))
         .map(|name| format!("docs/metrics.md does not tell of {name}"))
         .collect();
     expect_none(&missing);
+}
+
+#[tokio::test]
+async fn the_example_takes_the_lock_and_gives_it_back() {
+    let bench = Bench::new().await;
+    bench.opened("nightly-billing", 5).await;
+    let locks = bench.library().await;
+    server::within(
+        Duration::from_secs(30),
+        "the example",
+        hold::hold(&locks, "nightly-billing"),
+    )
+    .await
+    .expect("held, worked, released");
+    let lease = bench.lease("nightly-billing").await;
+    assert!(lease.is_free());
+    assert_eq!(lease.spec.transitions, 1);
+    bench.finish().await;
 }

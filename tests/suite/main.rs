@@ -7,6 +7,7 @@ mod api_crds;
 mod api_local;
 mod api_objects;
 mod api_served;
+#[cfg(target_os = "linux")]
 mod docs;
 #[cfg(feature = "fence-postgres")]
 mod fence;
