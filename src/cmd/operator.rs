@@ -63,7 +63,11 @@ enum LogFormat {
 /// Usage, and settings that do not fit together.
 const USAGE: u8 = 2;
 
-pub fn run(args: Args) -> ExitCode {
+pub fn run(mut args: Args) -> ExitCode {
+    // A variable that is set to nothing, as charts do, says nothing.
+    args.watch_namespaces.retain(|name| !name.is_empty());
+    args.namespace = args.namespace.filter(|name| !name.is_empty());
+    args.identity = args.identity.filter(|name| !name.is_empty());
     let times = LeaderTimes::new(
         args.leader_lease_duration,
         args.leader_renew_deadline,

@@ -6,6 +6,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{Api, DynamicObject};
@@ -24,6 +25,10 @@ use crate::lease::{FoundLease, lease_resource};
 
 /// How long one watch call lasts. A silent death is noticed 5 s after that.
 const WATCH_SECONDS: u32 = 25;
+
+/// A watch without an error for so long works: an error repeats itself within the longest back-off (30 s, and up to
+/// as much jitter) and the time that a call may hang.
+const QUIET: Duration = Duration::from_secs(75);
 
 /// The watches that `namespaces` need; none means all namespaces.
 #[must_use]
@@ -112,19 +117,32 @@ async fn follow<K>(
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let what = format!("watch {}{}", watch.kind.as_str(), place(watch));
+    let what = health_name(watch);
     let mut events = watcher(api, config).default_backoff().boxed();
+    let mut failures = 0_u32;
     loop {
-        let event = match events.try_next().await {
-            Ok(Some(event)) => event,
-            Ok(None) => return,
-            Err(error) => {
+        // A watch that goes on after an error does not say so, and a quiet one tells nothing else.
+        let quiet = if failures > 0 { QUIET } else { Duration::MAX };
+        let event = match tokio::time::timeout(quiet, events.try_next()).await {
+            Err(_) => {
+                failures = 0;
+                shared.health.report(&what, None);
+                continue;
+            }
+            Ok(Ok(Some(event))) => event,
+            Ok(Ok(None)) => return,
+            Ok(Err(error)) => {
+                failures = failures.saturating_add(1);
+                let resource = watch.kind.as_str();
                 shared
                     .metrics
                     .watch_errors
-                    .get_or_create(&[("resource", watch.kind.as_str())])
+                    .get_or_create(&[("resource", resource)])
                     .inc();
-                shared.health.report(&what, Some(words(&error)));
+                // One alone is usual: the server restarts, or a connection ends.
+                if failures > 1 {
+                    shared.health.report(&what, Some(words(&error)));
+                }
                 continue;
             }
         };
@@ -149,6 +167,7 @@ async fn follow<K>(
             }
         };
         if synced {
+            failures = 0;
             shared.health.report(&what, None);
         }
         for key in concerned {

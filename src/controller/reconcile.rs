@@ -23,6 +23,8 @@ use crate::lease::{FoundLease, NewLease, Put};
 
 /// The most moves of one look. A look takes a handful; whoever comes here has met somebody who writes as fast.
 const MOVES: usize = 16;
+/// The most writes about claims in one look: the lock itself must not wait behind thousands of new claims.
+const CLAIM_WRITES: usize = 32;
 /// How long a claimant has to delete the claim of a grant that it got, before the operator does.
 const COLLECT_AFTER: Duration = Duration::from_secs(2);
 
@@ -354,7 +356,10 @@ impl Reconciler {
         let now = self.shared.now();
         let micros = |after: i64| Duration::from_micros(u64::try_from(after).unwrap_or(0));
         let mut again = after.map(|after| now + micros(after));
-        for action in actions {
+        for (written, action) in actions.into_iter().enumerate() {
+            if written >= CLAIM_WRITES {
+                return Ok(Some(now));
+            }
             match action {
                 ClaimAction::Status(claim, status) => {
                     let mut claim = (*claim).clone();

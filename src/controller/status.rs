@@ -403,3 +403,6 @@ fn whole_seconds(wall: WallMicros) -> Time {
             .unwrap_or(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
     )
 }
+
+#[cfg(test)]
+mod tests;
