@@ -283,8 +283,19 @@ fn conditions(conditions: &mut Vec<Condition>, sight: &Sight<'_>, holder: Option
         names::REASON_READY,
         "the lock can be taken, and is mirrored here".to_owned(),
     ));
-    let ready = trouble.is_none();
-    set(names::CONDITION_READY, ready.into(), reason, &message);
+    if sight.open && sight.lease.is_some_and(LeaseRecord::is_missing) {
+        // The freeing follows this write; should the operator die in between, the next one ends the `missing`.
+        let message = "the lock is being opened";
+        set(
+            names::CONDITION_READY,
+            ConditionStatus::Unknown,
+            names::REASON_PENDING,
+            message,
+        );
+    } else {
+        let ready = trouble.is_none();
+        set(names::CONDITION_READY, ready.into(), reason, &message);
+    }
     // Only what a person must look into: tools give up at once on what is stalled.
     match trouble.filter(|_| needs_a_person(sight)) {
         Some((reason, message)) => set(

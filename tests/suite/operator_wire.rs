@@ -18,7 +18,7 @@ use kube::{Client, Config};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::operator_rig::{Operator, Place, config, in_place, is_free, shows};
+use super::operator_rig::{Operator, Place, config, in_place, is_free, lasting, shows};
 
 /// A request as it came by.
 #[derive(Clone, Debug)]
@@ -28,6 +28,21 @@ struct Sent {
     body: Value,
 }
 
+impl Sent {
+    /// Whether it changes anything.
+    fn writes(&self) -> bool {
+        self.method != "GET" && !self.path.contains("selfsubject")
+    }
+
+    fn is_of_the_election(&self) -> bool {
+        let made = self.body["metadata"]["name"] == "leasehold-operator";
+        self.path.ends_with("/leases/leasehold-operator") || self.path.ends_with("/leases") && made
+    }
+}
+
+/// What is left of the writes to be answered once nothing is answered any more.
+const SILENT: u64 = u64::MAX - 1;
+
 /// Something between the operator and the server, without TLS.
 #[derive(Clone)]
 struct Proxy {
@@ -35,6 +50,8 @@ struct Proxy {
     sent: Arc<Mutex<Vec<Sent>>>,
     /// Milliseconds by which each answer is late.
     delay: Arc<AtomicU64>,
+    /// So many writes are still answered; the next one is applied, and from then on nothing is answered.
+    answered_writes: Arc<AtomicU64>,
     /// Paths that are answered by 404.
     hidden: Arc<Mutex<Option<&'static str>>>,
     kubeconfig: PathBuf,
@@ -65,6 +82,7 @@ impl Proxy {
             server: Client::try_from(config).expect("a client"),
             sent: Arc::default(),
             delay: Arc::default(),
+            answered_writes: Arc::new(AtomicU64::new(u64::MAX)),
             hidden: Arc::default(),
             kubeconfig,
         };
@@ -76,17 +94,37 @@ impl Proxy {
     fn sent(&self) -> Vec<Sent> {
         self.sent.lock().expect("the record").clone()
     }
+
+    fn is_silent(&self) -> bool {
+        self.answered_writes.load(Ordering::SeqCst) == SILENT
+    }
 }
 
 async fn pass(State(proxy): State<Proxy>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");
     let path = head.uri.path().to_owned();
-    proxy.sent.lock().expect("the record").push(Sent {
+    let sent = Sent {
         method: head.method.to_string(),
         path: path.clone(),
         body: serde_json::from_slice(&body).unwrap_or_default(),
-    });
+    };
+    let writes = sent.writes();
+    proxy.sent.lock().expect("the record").push(sent);
+    if proxy.is_silent() {
+        return std::future::pending().await;
+    }
+    // Counts down to the write that is applied and not answered.
+    let count = |left: u64| match left {
+        u64::MAX | SILENT => None,
+        0 => Some(SILENT),
+        more => Some(more - 1),
+    };
+    let last = writes
+        && proxy
+            .answered_writes
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, count)
+            == Ok(0);
     if proxy
         .hidden
         .lock()
@@ -109,6 +147,7 @@ async fn pass(State(proxy): State<Proxy>, request: Request) -> Response {
         .body(kube::client::Body::from(body))
         .expect("a request");
     match proxy.server.send(onward).await {
+        Ok(_) if last => std::future::pending().await,
         Ok(answer) => answer.map(Body::new),
         Err(_) => StatusCode::BAD_GATEWAY.into_response(),
     }
@@ -260,6 +299,20 @@ async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
                 operator.metric("leasehold_leader").await == Some(0.0)
             })
             .await;
+        // cilium#42920: a leader that lost the lead goes on writing. There is work, and it sees it.
+        let before_work = proxy.sent().len();
+        place.make("late", lasting(15)).await;
+        operator
+            .eventually("it sees the work", async || {
+                operator.metric("leasehold_locks{phase=\"free\"}").await == Some(1.0)
+            })
+            .await;
+        let after = proxy.sent().split_off(before_work);
+        let wrote: Vec<_> = after
+            .iter()
+            .filter(|sent| sent.writes() && !sent.is_of_the_election())
+            .collect();
+        assert!(wrote.is_empty(), "{wrote:?}");
         proxy.delay.store(0, Ordering::Relaxed);
         operator.leads().await;
         assert!(operator.runs());
@@ -267,7 +320,51 @@ async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
             place.lease("nightly").await.record.current_token(),
             Some(grant.token)
         );
-        place.make_free("another", 15).await;
+        place.lock_is("late", "it catches up", is_free).await;
+    })
+    .await;
+}
+
+/// argoproj/argo-workflows#8684, #4703, #4832: a controller that dies between two writes.
+#[tokio::test]
+async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
+    in_place(async |place| {
+        let times = [
+            "--leader-lease-duration=1s",
+            "--leader-renew-deadline=700ms",
+            "--leader-retry-period=100ms",
+        ];
+        // The Lease, the status that opens the lock, the freeing, and what follows; a renewal of the lead may come
+        // between them.
+        for (writes, name) in [(0, "a"), (1, "b"), (2, "c"), (3, "d")] {
+            let proxy = Proxy::start().await;
+            let dying =
+                Operator::start_with(&place.namespace, "dying", &times, Some(&proxy.kubeconfig))
+                    .await;
+            dying.leads().await;
+            proxy.answered_writes.store(writes, Ordering::SeqCst);
+            place.make(name, lasting(1)).await;
+            dying
+                .eventually("its write is applied and not answered", async || {
+                    proxy.is_silent()
+                })
+                .await;
+            drop(dying);
+            let heir = Operator::start(&place.namespace, "heir", &times).await;
+            let lock = place.lock_is(name, "the heir gets it free", is_free).await;
+            let grant = place.take(name, "pod-3").await;
+            assert!(Some(grant.token) > lock.slot_token(0));
+            let told = |lock: &leasehold::api::DistributedLock| {
+                let history = lock
+                    .status
+                    .as_ref()
+                    .map_or(&[][..], |status| &status.history);
+                let tokens: Vec<_> = history.iter().map(|end| end.fencing_token).collect();
+                is_free(lock) && tokens == [Some(grant.token)]
+            };
+            place.lock_is(name, "it is ended and told once", told).await;
+            heir.signal(Signal::TERM);
+        }
     })
     .await;
 }
