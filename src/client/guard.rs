@@ -32,7 +32,8 @@ pub enum Released {
 /// What the task that keeps the grant last knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    Held(Deadlines),
+    /// Until then; and why it is lost then, as far as is known now.
+    Held(Deadlines, LossReason),
     Lost(LossReason),
 }
 
@@ -92,7 +93,7 @@ impl Guard {
     #[must_use]
     pub fn deadlines(&self) -> Option<Deadlines> {
         match *self.state.borrow() {
-            State::Held(deadlines) => Some(deadlines),
+            State::Held(deadlines, _) => Some(deadlines),
             State::Lost(_) => None,
         }
     }
@@ -110,19 +111,19 @@ impl Guard {
         let mut state = self.state.clone();
         loop {
             let now = *state.borrow_and_update();
-            let deadlines = match now {
+            let (deadlines, reason) = match now {
                 State::Lost(reason) => return reason,
-                State::Held(deadlines) => deadlines,
+                State::Held(deadlines, reason) => (deadlines, reason),
             };
             // The task that renews says so earlier; this is for one that does not get to run.
             if self.clock.boot() >= deadlines.renew {
-                return LossReason::Expired;
+                return reason;
             }
             let changed = tokio::select! {
                 changed = state.changed() => changed.is_ok(),
                 () = sleep_until(&*self.clock, boot_moment(deadlines.renew)) => true,
             };
-            if !changed && matches!(*state.borrow(), State::Held(_)) {
+            if !changed && matches!(*state.borrow(), State::Held(..)) {
                 // The task is gone with its runtime: nobody renews any more.
                 return LossReason::Expired;
             }
@@ -145,14 +146,14 @@ impl Guard {
             // The task has ended: the grant was lost, or the runtime is gone.
             return match *self.state.borrow() {
                 State::Lost(reason) => Ok(Released::AlreadyLost(reason)),
-                State::Held(_) => Err(ReleaseError::ShutDown),
+                State::Held(..) => Err(ReleaseError::ShutDown),
             };
         }
         match answered.await {
             Ok(outcome) => outcome,
             Err(_) => match *self.state.borrow() {
                 State::Lost(reason) => Ok(Released::AlreadyLost(reason)),
-                State::Held(_) => Err(ReleaseError::ShutDown),
+                State::Held(..) => Err(ReleaseError::ShutDown),
             },
         }
     }

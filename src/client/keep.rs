@@ -58,19 +58,21 @@ impl Keep {
             .now()
             .saturating_add(self.held.terms().slow_beat());
         let mut trouble: Option<LossReason> = None;
+        let mut refused = false;
         let mut refresh = std::pin::pin!(None);
         loop {
-            let _ = self.state.send_replace(State::Held(deadlines(&self.held)));
+            self.tell(trouble);
             if self.renewer.now() >= self.held.renew_deadline() {
                 return self.lose(trouble.unwrap_or(LossReason::Expired));
             }
             let wake = renew_at.min(self.held.renew_deadline());
             let round = tokio::select! {
-                answer = &mut self.release => return self.give_back(answer.ok()).await,
+                answer = &mut self.release => return self.give_back(answer.ok(), trouble).await,
                 () = sleep_until(&*self.clock, wake) => {
                     if self.renewer.now() >= self.held.renew_deadline() {
                         continue;
                     }
+                    self.tell(trouble.or(Some(LossReason::Unreachable)));
                     self.renewer.renew(&mut self.held, &self.lock).await
                 }
                 sight = self.watch.next(), if watching => match self.look(&sight) {
@@ -95,24 +97,43 @@ impl Keep {
             match round {
                 Round::Renewed => {
                     trouble = None;
+                    refused = false;
                     renew_at = self.held.renew_at(rand::random());
                 }
-                Round::Again => renew_at = self.renewer.now(),
+                // Once at once; a server that goes on refusing what it then shows unchanged is not to be hurried.
+                Round::Again => {
+                    let pause = if refused {
+                        self.pause()
+                    } else {
+                        Duration::ZERO
+                    };
+                    renew_at = self.renewer.now().saturating_add(pause);
+                    refused = true;
+                    trouble.get_or_insert(LossReason::Unreachable);
+                }
                 Round::Failed(reason, error) => {
                     if trouble != Some(reason) {
                         tracing::warn!(lock = %self.lock.name, %error, "a renewal failed; trying again until the renew deadline");
                     }
                     trouble = Some(reason);
-                    let pause = self
-                        .held
-                        .terms()
-                        .retry_period()
-                        .mul_f64(0.75 + 0.5 * rand::random::<f64>());
-                    renew_at = self.renewer.now().saturating_add(pause);
+                    renew_at = self.renewer.now().saturating_add(self.pause());
                 }
                 Round::Lost(reason) => return self.lose(reason),
             }
         }
+    }
+
+    /// Until when the grant is good, and why it will be lost then if nothing better comes.
+    fn tell(&self, trouble: Option<LossReason>) {
+        let reason = trouble.unwrap_or(LossReason::Expired);
+        let held = State::Held(deadlines(&self.held), reason);
+        let _ = self.state.send_replace(held);
+    }
+
+    /// The retry period, with jitter.
+    fn pause(&self) -> Duration {
+        let period = self.held.terms().retry_period();
+        period.mul_f64(0.75 + 0.5 * rand::random::<f64>())
     }
 
     fn look(&self, sight: &Sight) -> Look {
@@ -152,9 +173,24 @@ impl Keep {
         let _ = self.state.send_replace(State::Lost(reason));
     }
 
-    async fn give_back(mut self, answer: Option<Answer>) {
+    async fn give_back(mut self, answer: Option<Answer>, trouble: Option<LossReason>) {
+        // After a loss nothing is written, also when the loss and the release meet.
+        if self.renewer.now() >= self.held.renew_deadline() {
+            let reason = trouble.unwrap_or(LossReason::Expired);
+            self.lose(reason);
+            if let Some(answer) = answer {
+                let _ = answer.send(Ok(Released::AlreadyLost(reason)));
+            }
+            return;
+        }
         if let Some(leaving) = self.leaving.take() {
-            let _ = tokio::time::timeout(Duration::from_secs(2), leaving).await;
+            // Most of the time that is left is for the release itself.
+            let left = self
+                .held
+                .renew_deadline()
+                .saturating_sub(self.renewer.now());
+            let limit = (left / 3).min(Duration::from_secs(2));
+            let _ = tokio::time::timeout(limit, leaving).await;
         }
         let reason = if answer.is_some() {
             "released by its holder"

@@ -8,6 +8,8 @@ mod api_local;
 mod api_objects;
 mod api_served;
 #[cfg(target_os = "linux")]
+mod client_answers;
+#[cfg(target_os = "linux")]
 mod docs;
 #[cfg(feature = "fence-postgres")]
 mod fence;
@@ -25,6 +27,8 @@ mod operator_rig;
 mod operator_shared;
 #[cfg(feature = "cli")]
 mod operator_wire;
+#[cfg(target_os = "linux")]
+mod proxy;
 #[cfg(target_os = "linux")]
 mod run_access;
 #[cfg(target_os = "linux")]

@@ -16,8 +16,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
@@ -117,10 +116,13 @@ impl Bench {
 
     /// The client library, without any proxy.
     pub async fn library(&self) -> Locks {
-        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig).unwrap();
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-        Locks::new(config.unwrap(), &self.namespace).unwrap()
+        Locks::new(self.config().await, &self.namespace).unwrap()
+    }
+
+    /// A new file for something of the test.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder
+            .join(format!("{:016x}.{name}", rand::random::<u64>()))
     }
 
     /// Makes a lock that nobody has opened.

@@ -14,7 +14,7 @@ use crate::client::keep::{Keep, deadlines};
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
 use crate::client::{Grace, Progress};
-use crate::engine::{Held, LockView, Seen, Terms, Write};
+use crate::engine::{Held, LockView, LossReason, Seen, Terms, Write};
 use crate::lease::store::Access;
 use crate::lease::view::lock_view;
 use crate::lease::{Put, StoreError};
@@ -208,7 +208,8 @@ impl Seeker {
             identity: held.grant().holder.clone(),
             token: held.grant().token,
         };
-        let (state_sender, state) = watch::channel(State::Held(deadlines(&held)));
+        let (state_sender, state) =
+            watch::channel(State::Held(deadlines(&held), LossReason::Expired));
         let (release, release_receiver) = oneshot::channel();
         let leaving = self.claimant.claim().cloned().map(|claim| {
             let claims = self.claims.clone();

@@ -1,0 +1,451 @@
+//! A proxy between a client and the API server that breaks what it is told to break, and writes down every call.
+//!
+//! Each client of a test gets a proxy of its own, so that a fault hits one and not the others. It speaks plain HTTP on
+//! loopback to the client and uses the tests' certificates towards the server.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use leasehold::client::Locks;
+use leasehold::clock::MonoInstant;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::run_bench::{BUSY, Bench, until};
+
+type Problem = Box<dyn std::error::Error + Send + Sync>;
+type Answer = Response<UnsyncBoxBody<Bytes, Problem>>;
+
+/// What is done to a call.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It reaches the server only after that long, even if the client has given up.
+    DelayRequest(Duration),
+    /// It is applied at once and answered after that long.
+    DelayAnswer(Duration),
+    /// It does not reach the server; this code comes back.
+    Refuse(u16),
+    /// The same, with `Retry-After` in seconds.
+    RefuseFor(u16, u32),
+    /// It is applied; then the connection breaks.
+    CommitThenDrop,
+    /// It is applied; then this code comes back.
+    CommitThen(u16),
+    /// It does not reach the server and is never answered.
+    Hang,
+    /// A watch begins and never tells anything.
+    WatchHang,
+    /// A watch begins and ends at once: its resourceVersion is too old.
+    WatchGone,
+}
+
+/// Which calls, how many of them, and what is done to them.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    verb: &'static str,
+    resource: &'static str,
+    fault: Fault,
+    left: usize,
+}
+
+/// A call as it came by.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub verb: &'static str,
+    pub resource: String,
+    pub name: String,
+    pub body: Value,
+    pub at: MonoInstant,
+    /// What the server answered, if it has.
+    pub code: Option<u16>,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Mutex<Vec<Rule>>,
+    calls: Mutex<Vec<Call>>,
+    /// Connections with a smaller number are dead: what is sent is taken, nothing comes back.
+    hole_below: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+/// The proxy; it ends with the test's runtime.
+pub struct Proxy {
+    state: Arc<State>,
+    endpoint: String,
+    namespace: String,
+    kubeconfig: PathBuf,
+}
+
+impl Proxy {
+    /// A proxy in front of the server of `bench`.
+    pub async fn new(bench: &Bench) -> Self {
+        let mut config = bench.config().await;
+        config.default_retry = false;
+        let upstream = Client::try_from(config).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::<State>::default();
+        tokio::spawn(serve(listener, upstream, state.clone()));
+        let kubeconfig = bench.file("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "clusters": [{"name": "proxy", "cluster": {"server": endpoint}}],
+            "users": [{"name": "proxy", "user": {}}],
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
+        });
+        fs::write(&kubeconfig, text.to_string()).unwrap();
+        Self {
+            state,
+            endpoint,
+            namespace: bench.namespace.clone(),
+            kubeconfig,
+        }
+    }
+
+    /// For a process.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig.clone()
+    }
+
+    /// For the client library.
+    pub fn locks(&self) -> Locks {
+        Locks::new(Config::new(self.endpoint.parse().unwrap()), &self.namespace).unwrap()
+    }
+
+    /// From now on, `times` calls of this verb on this resource get this fault; `*` is any.
+    pub fn fault(&self, verb: &'static str, resource: &'static str, times: usize, fault: Fault) {
+        let rule = Rule {
+            verb,
+            resource,
+            fault,
+            left: times,
+        };
+        self.state.rules.lock().unwrap().push(rule);
+    }
+
+    /// Every call of this verb on this resource gets this fault.
+    pub fn always(&self, verb: &'static str, resource: &'static str, fault: Fault) {
+        self.fault(verb, resource, usize::MAX, fault);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.state.rules.lock().unwrap().clear();
+    }
+
+    /// Connections that are open now are dead from now on, though nobody is told.
+    pub fn swallow_open_connections(&self) {
+        let count = self.state.connections.load(Ordering::SeqCst);
+        self.state.hole_below.store(count, Ordering::SeqCst);
+    }
+
+    /// What came by.
+    pub fn calls(&self) -> Vec<Call> {
+        self.state.calls.lock().unwrap().clone()
+    }
+
+    /// The PUTs of Leases that came by.
+    pub fn puts(&self) -> Vec<Call> {
+        let calls = self.calls().into_iter();
+        calls
+            .filter(|call| call.verb == "update" && call.resource == "leases")
+            .collect()
+    }
+
+    /// Waits until so many more PUTs of Leases were answered by the server.
+    pub async fn more_puts(&self, more: usize) {
+        let answered = || self.puts().iter().filter(|put| put.code.is_some()).count();
+        let before = answered();
+        until(&format!("{more} more writes"), BUSY, async || {
+            answered() >= before + more
+        })
+        .await;
+    }
+
+    /// I3: every write of a Lease carried the uid and the resourceVersion that were read; and there were no others.
+    pub fn assert_guarded(&self) {
+        for call in self.calls().iter().filter(|call| call.resource == "leases") {
+            match call.verb {
+                "update" => {
+                    for field in ["uid", "resourceVersion"] {
+                        let value = call.body["metadata"][field].as_str().unwrap_or_default();
+                        assert!(!value.is_empty(), "no {field} in {call:?}");
+                    }
+                }
+                verb => assert!(["get", "list", "watch"].contains(&verb), "{call:?}"),
+            }
+        }
+        assert!(!self.puts().is_empty(), "nothing was written");
+    }
+}
+
+impl Bench {
+    /// How to reach the server.
+    pub async fn config(&self) -> Config {
+        let kubeconfig = Kubeconfig::read_from(self.kubeconfig()).unwrap();
+        let options = KubeConfigOptions::default();
+        Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .unwrap()
+    }
+}
+
+async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            return;
+        };
+        let wire = Wire {
+            stream,
+            number: state.connections.fetch_add(1, Ordering::SeqCst),
+            state: state.clone(),
+        };
+        let (upstream, state) = (upstream.clone(), state.clone());
+        tokio::spawn(async move {
+            let service =
+                service_fn(move |request| answer(request, upstream.clone(), state.clone()));
+            // How a connection ends is what the tests are about.
+            let _ = http1::Builder::new()
+                .serve_connection(TokioIo::new(wire), service)
+                .await;
+        });
+    }
+}
+
+/// A connection that can go dead without being closed.
+struct Wire {
+    stream: TcpStream,
+    number: usize,
+    state: Arc<State>,
+}
+
+impl Wire {
+    fn is_dead(&self) -> bool {
+        self.number < self.state.hole_below.load(Ordering::SeqCst)
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let filled = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if self.is_dead() {
+            buffer.set_filled(filled);
+            return Poll::Pending;
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_dead() {
+            return Poll::Ready(Ok(data.len()));
+        }
+        Pin::new(&mut self.stream).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_dead() {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    upstream: Client,
+    state: Arc<State>,
+) -> Result<Answer, io::Error> {
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let (verb, resource, name) = what(&parts.method, &parts.uri);
+    let index = {
+        let mut calls = state.calls.lock().unwrap();
+        calls.push(Call {
+            verb,
+            resource: resource.clone(),
+            name,
+            body: serde_json::from_slice(&body).unwrap_or(Value::Null),
+            at: MonoInstant::now(),
+            code: None,
+        });
+        calls.len() - 1
+    };
+    let fault = {
+        let mut rules = state.rules.lock().unwrap();
+        let rule = rules.iter_mut().find(|rule| {
+            rule.left > 0
+                && (rule.verb == "*" || rule.verb == verb)
+                && (rule.resource == "*" || rule.resource == resource)
+        });
+        rule.map(|rule| {
+            rule.left -= 1;
+            rule.fault.clone()
+        })
+    };
+    let forward = async move {
+        let mut passed = hyper::Request::builder()
+            .method(parts.method)
+            .uri(parts.uri);
+        for name in ["accept", "content-type"] {
+            if let Some(value) = parts.headers.get(name) {
+                passed = passed.header(name, value);
+            }
+        }
+        let passed = passed
+            .body(kube::client::Body::from(body.to_vec()))
+            .unwrap();
+        let answer = upstream.send(passed).await.map_err(io::Error::other)?;
+        state.calls.lock().unwrap()[index].code = Some(answer.status().as_u16());
+        let (parts, body) = answer.into_parts();
+        let mut made = Response::builder().status(parts.status);
+        if let Some(kind) = parts.headers.get("content-type") {
+            made = made.header("content-type", kind);
+        }
+        Ok::<Answer, io::Error>(
+            made.body(UnsyncBoxBody::new(body.map_err(Into::into)))
+                .unwrap(),
+        )
+    };
+    match fault {
+        None => forward.await,
+        Some(Fault::DelayRequest(delay)) => {
+            // In a task of its own: it goes on when the client has hung up.
+            let later = tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                whole(forward.await?).await
+            });
+            later.await.map_err(io::Error::other)?
+        }
+        Some(Fault::DelayAnswer(delay)) => {
+            let answer = whole(forward.await?).await?;
+            tokio::time::sleep(delay).await;
+            Ok(answer)
+        }
+        Some(Fault::Refuse(code)) => Ok(status(code, None)),
+        Some(Fault::RefuseFor(code, seconds)) => Ok(status(code, Some(seconds))),
+        Some(Fault::CommitThenDrop) => {
+            whole(forward.await?).await?;
+            Err(io::ErrorKind::ConnectionReset.into())
+        }
+        Some(Fault::CommitThen(code)) => {
+            whole(forward.await?).await?;
+            Ok(status(code, None))
+        }
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::WatchHang) => {
+            let never =
+                StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, Problem>>());
+            Ok(Response::new(UnsyncBoxBody::new(never)))
+        }
+        Some(Fault::WatchGone) => {
+            let gone = status_object(
+                410,
+                "Expired",
+                "The resourceVersion for the provided watch is too old",
+            );
+            Ok(filled(
+                StatusCode::OK,
+                &json!({"type": "ERROR", "object": gone}),
+            ))
+        }
+    }
+}
+
+/// Takes the whole answer, so that the server has done all of its work.
+async fn whole(answer: Answer) -> Result<Answer, io::Error> {
+    let (parts, body) = answer.into_parts();
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let body = Full::new(body).map_err(|never| match never {});
+    Ok(Response::from_parts(parts, UnsyncBoxBody::new(body)))
+}
+
+fn filled(code: StatusCode, body: &Value) -> Answer {
+    let text = Full::new(Bytes::from(format!("{body}\n"))).map_err(|never| match never {});
+    let made = Response::builder()
+        .status(code)
+        .header("content-type", "application/json");
+    made.body(UnsyncBoxBody::new(text)).unwrap()
+}
+
+fn status(code: u16, retry_after: Option<u32>) -> Answer {
+    let reason = match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        504 => "Timeout",
+        _ => "InternalError",
+    };
+    let object = status_object(code, reason, "the test says so");
+    let mut answer = filled(StatusCode::from_u16(code).unwrap(), &object);
+    if let Some(seconds) = retry_after {
+        answer.headers_mut().insert("retry-after", seconds.into());
+    }
+    answer
+}
+
+fn status_object(code: u16, reason: &str, message: &str) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": code, "reason": reason, "message": message,
+    })
+}
+
+/// Verb, resource and name of a call, as RBAC names them.
+fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String, String) {
+    let mut path = uri
+        .path()
+        .trim_matches('/')
+        .split('/')
+        .skip_while(|part| *part != "namespaces");
+    let mut next = || path.next().unwrap_or_default().to_owned();
+    let (_, _, resource, name, _) = (next(), next(), next(), next(), next());
+    let watches = uri
+        .query()
+        .is_some_and(|query| query.contains("watch=true"));
+    let verb = match *method {
+        Method::GET if watches => "watch",
+        Method::GET if name.is_empty() => "list",
+        Method::GET => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "other",
+    };
+    (verb, resource, name)
+}
