@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::client::renew::{Renewer, Round, boot_moment};
+use crate::client::renew::{Lifeline, Renewer, Round, boot_moment};
 use crate::client::{Released, identity};
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{
@@ -434,7 +434,7 @@ impl Election {
     fn kept(&self, held: Held, found: FoundLease) -> Option<Kept> {
         let namespace = &self.namespace;
         match Renewer::new(
-            self.config.clone(),
+            Arc::new(Lifeline::new(self.config.clone())),
             namespace,
             &self.name,
             found,

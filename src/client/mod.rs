@@ -4,7 +4,7 @@
 //!
 //! * A [`Guard`] is handed out only after a 2xx to the guarded write that made this process the holder. Its token is
 //!   higher than that of every earlier grant of the lock, and never changes.
-//! * The grant is renewed every third of the lease duration on a connection of its own. Unless a renewal is answered
+//! * The grant is renewed every third of the lease duration, on a connection that serves renewals alone. Unless a renewal is answered
 //!   in time, [`Guard::lost`] resolves at the renew deadline: 0.8 of the lease duration, less the kill grace, counted
 //!   from before the last renewal that was answered was *sent*. Others may take the lock a full lease duration after
 //!   that renewal at the earliest.
@@ -62,7 +62,7 @@ pub use crate::engine::{LossReason, Waiting};
 /// The locks of one namespace.
 #[derive(Clone)]
 pub struct Locks {
-    pub(crate) config: kube::Config,
+    pub(crate) lifeline: Arc<renew::Lifeline>,
     pub(crate) client: kube::Client,
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
@@ -85,7 +85,7 @@ impl Locks {
         let client = kube::Client::try_from(config.clone())
             .map_err(|error| ConnectError::Client(error.to_string()))?;
         Ok(Self {
-            config,
+            lifeline: Arc::new(renew::Lifeline::new(config)),
             client,
             namespace: namespace.to_owned(),
             clock: SystemClock::shared(),

@@ -2,7 +2,7 @@
 //!
 //! Used by [`Guard`](super::Guard) for locks and by the operator for its election: one loop for both.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -33,9 +33,53 @@ pub enum Round {
     Lost(LossReason),
 }
 
+/// The connection that renewals use and nothing else does: shared by all locks of a process, made anew by whoever
+/// first finds it dead.
+pub struct Lifeline {
+    config: kube::Config,
+    current: Mutex<Option<Wire>>,
+}
+
+/// A client, and how many there were before it.
+#[derive(Clone)]
+struct Wire {
+    number: u64,
+    client: kube::Client,
+}
+
+impl Lifeline {
+    /// A connection to the server of `config`, made when it is first needed.
+    #[must_use]
+    pub fn new(mut config: kube::Config) -> Self {
+        make_strict(&mut config);
+        Self {
+            config,
+            current: Mutex::new(None),
+        }
+    }
+
+    /// The client in use.
+    fn wire(&self) -> Result<Wire, kube::Error> {
+        self.after(None)
+    }
+
+    /// The client after the one of this number: only the first who asks makes it.
+    fn after(&self, dead: Option<u64>) -> Result<Wire, kube::Error> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = match &*current {
+            Some(wire) if dead != Some(wire.number) => return Ok(wire.clone()),
+            Some(wire) => wire.number + 1,
+            None => 0,
+        };
+        let client = kube::Client::try_from(self.config.clone())?;
+        Ok(current.insert(Wire { number, client }).clone())
+    }
+}
+
 /// Renews and releases one grant of one Lease.
 pub struct Renewer {
-    config: kube::Config,
+    lifeline: Arc<Lifeline>,
+    wire: u64,
     namespace: String,
     name: String,
     store: LeaseStore,
@@ -44,21 +88,21 @@ pub struct Renewer {
 }
 
 impl Renewer {
-    /// For the Lease `name`, which is `found` with the grant. Opens a client of its own.
+    /// For the Lease `name`, which is `found` with the grant.
     pub fn new(
-        mut config: kube::Config,
+        lifeline: Arc<Lifeline>,
         namespace: &str,
         name: &str,
         found: FoundLease,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, kube::Error> {
-        make_strict(&mut config);
-        let store = LeaseStore::new(kube::Client::try_from(config.clone())?, namespace);
+        let wire = lifeline.wire()?;
         Ok(Self {
-            config,
+            store: LeaseStore::new(wire.client, namespace),
+            wire: wire.number,
+            lifeline,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            store,
             found,
             clock,
         })
@@ -103,8 +147,8 @@ impl Renewer {
                 () = &mut hedge, if !hedged => {
                     hedged = true;
                     let left = held.renew_deadline().saturating_sub(self.now());
-                    spare = self.fresh_store();
-                    if let Some(store) = spare.clone() {
+                    spare = self.spare();
+                    if let Some((_, store)) = spare.clone() {
                         attempts.push(attempt(store, left));
                     }
                 }
@@ -112,10 +156,8 @@ impl Renewer {
         };
         drop(attempts);
         // A connection that did not answer in time is not used again.
-        if let Some(store) =
-            spare.or_else(|| unknown.is_some().then(|| self.fresh_store()).flatten())
-        {
-            self.store = store;
+        if let Some(spare) = spare.or_else(|| unknown.is_some().then(|| self.spare()).flatten()) {
+            self.change_to(spare);
         }
         match answered {
             Some((sent, Put::Applied(found))) => {
@@ -171,8 +213,8 @@ impl Renewer {
                 Round::Failed(LossReason::Forbidden, error)
             }
             Err(error) => {
-                if let Some(store) = self.fresh_store() {
-                    self.store = store;
+                if let Some(spare) = self.spare() {
+                    self.change_to(spare);
                 }
                 Round::Failed(LossReason::Unreachable, error)
             }
@@ -226,8 +268,8 @@ impl Renewer {
                 }
                 Err(error) => {
                     trouble = error.to_string();
-                    if let Some(store) = self.fresh_store() {
-                        self.store = store;
+                    if let Some(spare) = self.spare() {
+                        self.change_to(spare);
                     }
                 }
             }
@@ -240,9 +282,15 @@ impl Renewer {
         }
     }
 
-    fn fresh_store(&self) -> Option<LeaseStore> {
-        let client = kube::Client::try_from(self.config.clone()).ok()?;
-        Some(LeaseStore::new(client, &self.namespace))
+    /// Another connection than the one in use.
+    fn spare(&self) -> Option<(u64, LeaseStore)> {
+        let wire = self.lifeline.after(Some(self.wire)).ok()?;
+        Some((wire.number, LeaseStore::new(wire.client, &self.namespace)))
+    }
+
+    fn change_to(&mut self, (wire, store): (u64, LeaseStore)) {
+        self.wire = wire;
+        self.store = store;
     }
 
     fn access(&self) -> crate::lease::Access {

@@ -10,6 +10,10 @@ mod api_served;
 #[cfg(target_os = "linux")]
 mod client_answers;
 #[cfg(target_os = "linux")]
+mod client_cancel;
+#[cfg(target_os = "linux")]
+mod client_waits;
+#[cfg(target_os = "linux")]
 mod docs;
 #[cfg(feature = "fence-postgres")]
 mod fence;
@@ -37,6 +41,8 @@ mod run_alone;
 mod run_bench;
 #[cfg(target_os = "linux")]
 mod run_frozen;
+#[cfg(target_os = "linux")]
+mod run_network;
 #[cfg(target_os = "linux")]
 mod run_queue;
 #[cfg(target_os = "linux")]

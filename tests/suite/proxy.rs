@@ -209,8 +209,13 @@ impl Bench {
 
 async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            return;
+        let (stream, _) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                eprintln!("the proxy cannot accept: {error}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
         };
         let wire = Wire {
             stream,

@@ -303,6 +303,11 @@ impl Bench {
             .collect()
     }
 
+    /// Begins a new journal.
+    pub fn forget_journal(&self) {
+        fs::remove_file(self.folder.join("journal")).unwrap();
+    }
+
     /// Who noted `word`, in order.
     pub fn noted(&self, word: &str) -> Vec<String> {
         let notes = self.journal().into_iter();

@@ -39,11 +39,11 @@ async fn taken_over(bench: &Bench, waiter: Run, began: f64, lease: f64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn after_kill_9_of_a_holders_process_group_the_next_starts_within_the_lease_and_a_second() {
     let bench = Bench::new().await;
-    let (mut holder, waiter) = holder_and_waiter(&bench, "group", 2).await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "group", 3).await;
     let began = now();
     holder.signal_group(Signal::KILL);
     assert_eq!(holder.exits(BUSY).await.code, 137);
-    taken_over(&bench, waiter, began, 2.0).await;
+    taken_over(&bench, waiter, began, 3.0).await;
     assert_eq!(holder.tagged().len(), 0, "the guardian is gone too");
     bench.finish().await;
 }
@@ -51,10 +51,10 @@ async fn after_kill_9_of_a_holders_process_group_the_next_starts_within_the_leas
 #[tokio::test(flavor = "multi_thread")]
 async fn after_kill_9_of_a_holders_whole_tree_the_next_starts_within_the_lease_and_a_second() {
     let bench = Bench::new().await;
-    let (holder, waiter) = holder_and_waiter(&bench, "tree", 2).await;
+    let (holder, waiter) = holder_and_waiter(&bench, "tree", 3).await;
     let began = now();
     holder.signal_tree(Signal::KILL);
-    taken_over(&bench, waiter, began, 2.0).await;
+    taken_over(&bench, waiter, began, 3.0).await;
     bench.finish().await;
 }
 
@@ -79,7 +79,7 @@ async fn when_the_guardian_is_killed_the_command_dies_and_the_lock_is_given_back
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_wrapper_costs_the_command_its_life_before_the_lease_ends() {
     let bench = Bench::new().await;
-    let (mut holder, waiter) = holder_and_waiter(&bench, "wrapper", 2).await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "wrapper", 3).await;
     let began = now();
     holder.signal(Signal::STOP);
     until("the command is dead", BUSY, async || {
@@ -88,11 +88,11 @@ async fn a_frozen_wrapper_costs_the_command_its_life_before_the_lease_ends() {
     .await;
     let died = last_of(&bench.journal(), "holder").at;
     assert!(
-        died < began + 2.0,
+        died < began + 3.0,
         "its last sign of life came {} s after the freeze",
         died - began
     );
-    taken_over(&bench, waiter, began, 2.0).await;
+    taken_over(&bench, waiter, began, 3.0).await;
     holder.signal(Signal::CONT);
     holder.exits(BUSY).await.assert(76, &[]);
     bench.assert_one_at_a_time();
@@ -102,7 +102,7 @@ async fn a_frozen_wrapper_costs_the_command_its_life_before_the_lease_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
     let bench = Bench::new().await;
-    let (mut holder, waiter) = holder_and_waiter(&bench, "frozen", 2).await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "frozen", 3).await;
     let began = now();
     super::supervise_wrapper::signal(holder.guardian(), Signal::STOP);
     until("the command is dead", BUSY, async || {
@@ -111,12 +111,12 @@ async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
     .await;
     let died = last_of(&bench.journal(), "holder").at;
     assert!(
-        died < began + 2.0,
+        died < began + 3.0,
         "its last sign of life came {} s after the freeze",
         died - began
     );
     holder.exits(BUSY).await.assert(76, &[]);
-    taken_over(&bench, waiter, began, 2.0).await;
+    taken_over(&bench, waiter, began, 3.0).await;
     bench.finish().await;
 }
 
@@ -124,7 +124,7 @@ async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_that_was_frozen_past_its_lease_ends_when_it_thaws() {
     let bench = Bench::new().await;
-    let (mut holder, waiter) = holder_and_waiter(&bench, "thawed", 1).await;
+    let (mut holder, waiter) = holder_and_waiter(&bench, "thawed", 3).await;
     holder.signal_tree(Signal::STOP);
     waiter.ends(BUSY).await.assert(0, &[]);
     let thawed = now();

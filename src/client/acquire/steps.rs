@@ -185,7 +185,7 @@ impl Seeker {
     fn renewer(&self) -> Option<(Renewer, LockView)> {
         let locks = &self.request.locks;
         let renewer = Renewer::new(
-            locks.config.clone(),
+            Arc::clone(&locks.lifeline),
             &locks.namespace,
             self.lease_name.as_ref()?,
             self.found.clone()?,

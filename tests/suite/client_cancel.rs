@@ -1,0 +1,135 @@
+//! Callers that go away in the middle: nothing is left behind, whatever the moment.
+
+use std::time::Duration;
+
+use leasehold::client::Locks;
+use tokio::time::timeout;
+
+use super::proxy::{Fault, Proxy};
+use super::run_bench::{BUSY, Bench, long, until};
+use super::server::within;
+
+fn some_ms(most: u64) -> Duration {
+    Duration::from_millis(rand::random_range(0..most))
+}
+
+/// Another client gets the lock without waiting for a lease to end: there is nothing to wait for.
+async fn is_to_be_had(other: &Locks, lock: &str, when: &str) {
+    let asked = other.lock(lock).claimant("other").acquire();
+    // A lease is 15 s here.
+    let guard = within(Duration::from_secs(8), when, asked).await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// constructorfabric/gears-rust#4705: a time-out around `lock()`, and the lock was held by nobody until its lease ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
+    let bench = Bench::new().await;
+    bench.opened("cut", 15).await;
+    let proxy = Proxy::new(&bench).await;
+    let (locks, other) = (proxy.locks(), bench.library().await);
+    for round in 0..if long() { 1000 } else { 60 } {
+        let fault = match round % 3 {
+            0 => Fault::DelayRequest(some_ms(120)),
+            1 => Fault::DelayAnswer(some_ms(120)),
+            _ => Fault::CommitThenDrop,
+        };
+        proxy.fault("update", "leases", 1, fault);
+        let cut = some_ms(150);
+        let asked = locks.lock("cut").claimant("cut").acquire();
+        if let Ok(guard) = timeout(cut, asked).await {
+            // Had in time: then the release is cut.
+            let _ = timeout(some_ms(50), guard.unwrap().release()).await;
+        }
+        is_to_be_had(&other, "cut", &format!("round {round}, cut after {cut:?}")).await;
+        proxy.heal();
+    }
+    until("no claim is left", BUSY, async || {
+        bench.waiting().await == 0
+    })
+    .await;
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_is_dropped_leaves_the_queue() {
+    let bench = Bench::new().await;
+    bench.opened("queue", 15).await;
+    let proxy = Proxy::new(&bench).await;
+    let (locks, other) = (proxy.locks(), bench.library().await);
+    let holder = other
+        .lock("queue")
+        .claimant("holder")
+        .acquire()
+        .await
+        .unwrap();
+    for _ in 0..if long() { 200 } else { 20 } {
+        let asked = locks.lock("queue").claimant("cut").acquire();
+        assert!(timeout(some_ms(150), asked).await.is_err());
+    }
+    until("no claim is left", BUSY, async || {
+        bench.waiting().await == 0
+    })
+    .await;
+    holder.release().await.unwrap();
+    is_to_be_had(&other, "queue", "after all have left").await;
+    // Who was named has moved `next` on.
+    assert_eq!(bench.lease("queue").await.next, None);
+    bench.finish().await;
+}
+
+/// A guard that is dropped gives the lock back too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_that_is_dropped_is_given_back() {
+    let bench = Bench::new().await;
+    bench.opened("dropped", 15).await;
+    let locks = bench.library().await;
+    let guard = locks.lock("dropped").acquire().await.unwrap();
+    let token = guard.token();
+    drop(guard);
+    let next = locks.lock("dropped").acquire();
+    let next = within(Duration::from_secs(8), "the next one has it", next)
+        .await
+        .unwrap();
+    assert!(next.token() > token);
+    drop(next);
+    until("it is free", BUSY, async || {
+        bench.lease("dropped").await.is_free()
+    })
+    .await;
+    bench.finish().await;
+}
+
+/// A shutdown while waiting and while holding: the process ends, the lease does the rest.
+#[test]
+fn a_runtime_that_ends_under_a_guard_says_so() {
+    let outer = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let bench = outer.block_on(async {
+        let bench = Bench::new().await;
+        bench.opened("shutdown", 2).await;
+        bench
+    });
+    let inner = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (guard, mut waiting) = inner.block_on(async {
+        let locks = bench.library().await;
+        let guard = locks.lock("shutdown").acquire().await.unwrap();
+        (guard, locks.lock("shutdown").begin())
+    });
+    inner.shutdown_timeout(Duration::from_secs(5));
+    outer.block_on(async {
+        let outcome = within(BUSY, "the waiter ends", waiting.outcome()).await;
+        assert!(outcome.is_err(), "{outcome:?}");
+        within(BUSY, "the loss is told", guard.lost()).await;
+        assert!(guard.release().await.is_err());
+        let next = bench.library().await.lock("shutdown").acquire().await;
+        next.unwrap().release().await.unwrap();
+        bench.finish().await;
+    });
+}

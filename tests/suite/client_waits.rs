@@ -1,0 +1,168 @@
+//! Waiting when the watch fails, and many locks in one process.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kube::api::ListParams;
+use leasehold::client::Acquiring;
+use leasehold::clock::MonoInstant;
+
+use super::proxy::{Fault, Proxy};
+use super::run_bench::{BUSY, Bench, long, until};
+use super::server::within;
+
+/// How long after the release the waiter had the lock.
+async fn hand_over(
+    bench: &Bench,
+    lock: &str,
+    mut waiter: Acquiring,
+    release: impl Future<Output = ()>,
+) -> Duration {
+    let began = MonoInstant::now();
+    release.await;
+    let guard = within(BUSY, "the waiter has it", waiter.outcome())
+        .await
+        .unwrap();
+    let took = MonoInstant::now().saturating_duration_since(began);
+    guard.release().await.unwrap();
+    assert!(bench.lease(lock).await.is_free());
+    took
+}
+
+/// kube-rs/kube#1615 (a): the watch ends, for its resourceVersion is too old.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_ends_is_begun_again() {
+    let bench = Bench::new().await;
+    bench.opened("gone", 60).await;
+    let holder = bench.library().await.lock("gone").acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.fault("watch", "leases", 3, Fault::WatchGone);
+    let waiter = proxy.locks().lock("gone").claimant("b").begin();
+    bench.until_waiting(1).await;
+    until("the watch was begun again", BUSY, async || {
+        proxy
+            .calls()
+            .iter()
+            .filter(|call| call.verb == "watch")
+            .count()
+            > 3
+    })
+    .await;
+    let release = async { drop(holder.release().await.unwrap()) };
+    let took = hand_over(&bench, "gone", waiter, release).await;
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    bench.finish().await;
+}
+
+/// kube-rs/kube#1615 (b), kubernetes-client/javascript#2432: the watch is open and never tells anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_tells_nothing_costs_one_slow_beat() {
+    let bench = Bench::new().await;
+    bench.opened("silent", 5).await;
+    let holder = bench
+        .library()
+        .await
+        .lock("silent")
+        .acquire()
+        .await
+        .unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.always("watch", "leases", Fault::WatchHang);
+    let waiter = proxy.locks().lock("silent").claimant("b").begin();
+    bench.until_waiting(1).await;
+    let release = async { drop(holder.release().await.unwrap()) };
+    let took = hand_over(&bench, "silent", waiter, release).await;
+    // 5 s, with jitter.
+    assert!(
+        took < Duration::from_millis(6250) + Duration::from_secs(3),
+        "{took:?}"
+    );
+    bench.finish().await;
+}
+
+/// hashicorp/consul#9469: who waits does not poll, and has one watch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_at_rest_asks_for_next_to_nothing() {
+    let bench = Bench::new().await;
+    bench.opened("rest", 30).await;
+    let holder = bench.library().await.lock("rest").acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    let waiter = proxy.locks().lock("rest").claimant("b").begin();
+    until("it is named", BUSY, async || {
+        bench.lease("rest").await.next.is_some()
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = proxy.calls().len();
+    // Several renewals of the holder pass by meanwhile.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let asked = proxy.calls().split_off(before);
+    assert!(asked.len() <= 2, "{asked:#?}");
+    let watches = proxy
+        .calls()
+        .iter()
+        .filter(|call| call.verb == "watch")
+        .count();
+    assert_eq!(watches, 1);
+    waiter.withdraw().await;
+    holder.release().await.unwrap();
+    bench.finish().await;
+}
+
+/// kubernetes-sigs/kueue#15537: renewals starved behind bulk work of the same process.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_process_keeps_many_locks_while_other_calls_queue() {
+    let (locks, seconds) = if long() { (200, 15) } else { (50, 6) };
+    let bench = Bench::new().await;
+    let names: Vec<_> = (0..locks).map(|number| format!("lock-{number}")).collect();
+    for name in &names {
+        bench.opened(name, seconds).await;
+    }
+    let proxy = Proxy::new(&bench).await;
+    let client = proxy.locks();
+    let asked = names.iter().map(|name| client.lock(name).acquire());
+    let guards: Vec<_> = join_all(asked)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    // Bulk work on the same client, as slow as a client-side limit makes it.
+    proxy.always(
+        "list",
+        "lockclaims",
+        Fault::DelayAnswer(Duration::from_millis(500)),
+    );
+    let claims =
+        kube::Api::<leasehold::api::LockClaim>::namespaced(client.client(), &bench.namespace);
+    let before = proxy.puts().len();
+    let began = MonoInstant::now();
+    let run_for = Duration::from_secs(2 * u64::from(seconds.unsigned_abs()));
+    while MonoInstant::now().saturating_duration_since(began) < run_for {
+        let list = ListParams::default();
+        let calls = (0..50).map(|_| claims.list(&list));
+        join_all(calls)
+            .await
+            .into_iter()
+            .for_each(|list| drop(list.unwrap()));
+    }
+    let took = MonoInstant::now()
+        .saturating_duration_since(began)
+        .as_secs_f64();
+    let writes = proxy.puts().len() - before;
+    for guard in &guards {
+        assert!(guard.is_held(), "{}", guard.lock());
+    }
+    // One renewal a third of the lease each, and not in bursts.
+    let most = f64::from(locks) * (took / (f64::from(seconds) / 3.0) + 1.0);
+    assert!(
+        f64::from(u32::try_from(writes).unwrap()) <= most,
+        "{writes} writes in {took} s"
+    );
+    let releases = guards.into_iter().map(leasehold::client::Guard::release);
+    join_all(releases)
+        .await
+        .into_iter()
+        .for_each(|outcome| drop(outcome.unwrap()));
+    proxy.assert_guarded();
+    bench.finish().await;
+}
