@@ -107,6 +107,9 @@ pub struct Slot {
     pub found: Option<FoundLease>,
     /// When the Lease was last heard of.
     pub heard: Moment,
+    /// The uid of the Lease whose end a watch showed last, and the revision of that end: a read which that overtook
+    /// must not bring it back.
+    pub gone: Option<(String, u64)>,
     /// Grants whose end is not in status yet.
     pub ends: VecDeque<HistoryEntry>,
     /// What the leader has not told yet.
@@ -257,6 +260,10 @@ impl Index {
     pub fn lock_seen(&mut self, lock: DistributedLock, source: Source, now: Moment) -> Vec<Key> {
         let key = Key::of(&lock);
         let known = self.locks.get(&key);
+        // A read that a deletion overtook must not bring the lock back.
+        if known.is_none() && source == Source::Read {
+            return vec![];
+        }
         let revision = |lock: &DistributedLock| {
             lock.resource_version()
                 .and_then(|revision| revision.parse::<u64>().ok())
@@ -303,10 +310,23 @@ impl Index {
         concerned
     }
 
+    /// A call was answered by "no such lock" when `uid` was meant; another of its name may be known by now.
+    pub fn lock_not_found(&mut self, key: &Key, uid: Option<&str>) -> Vec<Key> {
+        let known = self.locks.get(key);
+        if known.is_some_and(|known| known.metadata.uid.as_deref() == uid) {
+            self.lock_gone(key)
+        } else {
+            vec![]
+        }
+    }
+
     /// A claim was seen.
     pub fn claim_seen(&mut self, claim: LockClaim, source: Source) -> Vec<Key> {
         let key = Key::of(&claim);
         let lock = key.sibling(&claim.spec.lock_name);
+        if source == Source::Read && !self.lock_of_claim.contains_key(&key) {
+            return vec![];
+        }
         let mut concerned = vec![lock.clone()];
         if let Some(before) = self.lock_of_claim.insert(key.clone(), lock.clone())
             && before != lock
@@ -358,6 +378,12 @@ impl Index {
             .cloned()
             .collect();
         let slot = self.slots.entry(key.clone()).or_default();
+        if let (Some((uid, end)), Some(found)) = (&slot.gone, &found)
+            && found.record.uid == *uid
+            && found.record.resource_version < *end
+        {
+            return vec![];
+        }
         let before = slot.keeper.lease().cloned();
         let record = found.as_ref().map(|found| found.record.clone());
         slot.keeper.lease_seen(record, seen, now);
@@ -395,7 +421,11 @@ impl Index {
         if known.is_none_or(|known| known.uid != uid && known.resource_version > revision) {
             return vec![];
         }
-        self.lease_seen(key, None, Seen::Watched, now, wall)
+        let concerned = self.lease_seen(key, None, Seen::Watched, now, wall);
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.gone = Some((uid.to_owned(), revision));
+        }
+        concerned
     }
 
     fn tell_keeper(&mut self, lease: &Key, read: Moment) {
@@ -572,6 +602,29 @@ mod tests {
     }
 
     #[test]
+    fn a_read_that_a_deletion_overtook_brings_nothing_back() {
+        let mut index = Index::default();
+        index.lock_seen(lock("nightly", None, true, 1), Source::Event, NOW);
+        let held = |revision| Some(lease(revision, &json!({"holderIdentity": "x"})));
+        index.lease_seen(&key(), held(7), Seen::Read, NOW, 0);
+        index.lease_gone(&key(), "u1", 9, NOW, 0);
+        assert_eq!(index.lease_seen(&key(), held(8), Seen::Read, NOW, 0), []);
+        assert!(index.slot(&key()).is_some_and(|slot| slot.found.is_none()));
+        // It only left the selection, as its label was taken away.
+        assert_eq!(
+            index.lease_seen(&key(), held(9), Seen::Read, NOW, 0),
+            [key()]
+        );
+
+        index.lock_gone(&key());
+        assert_eq!(
+            index.lock_seen(lock("nightly", None, true, 2), Source::Read, NOW),
+            []
+        );
+        assert!(index.lock(&key()).is_none());
+    }
+
+    #[test]
     fn of_two_locks_that_name_one_lease_the_open_or_older_one_has_it() {
         let mut index = Index::default();
         let shared = Key::new("a", "shared");
@@ -588,7 +641,7 @@ mod tests {
     fn only_a_read_shows_the_lock_as_it_was_at_a_known_moment() {
         // An expired holder is ended only after the lock was read: Hold may be new.
         let mut index = Index::default();
-        index.lock_seen(lock("nightly", None, true, 1), Source::Read, NOW);
+        index.lock_seen(lock("nightly", None, true, 1), Source::Event, NOW);
         let mut newer = lock("nightly", None, true, 1);
         newer.metadata.resource_version = Some("2".into());
         assert_eq!(index.lock_seen(newer, Source::Event, NOW), [key()]);

@@ -196,7 +196,8 @@ impl Reconciler {
             }
             Written::Conflict => self.read_lock(key).await,
             Written::Gone => {
-                self.shared.index().lock_gone(key);
+                let uid = lock.metadata.uid.as_deref();
+                self.shared.index().lock_not_found(key, uid);
                 Ok(())
             }
         }
@@ -256,9 +257,10 @@ impl Reconciler {
 
     pub(super) async fn read_lock(&self, key: &Key) -> Result<(), WriteError> {
         let before = self.shared.now();
+        let meant = self.shared.index().lock(key).and_then(|lock| lock.uid());
         match self.writer.get_lock(key).await? {
             Some(lock) => self.shared.index().lock_seen(lock, Source::Read, before),
-            None => self.shared.index().lock_gone(key),
+            None => self.shared.index().lock_not_found(key, meant.as_deref()),
         };
         Ok(())
     }

@@ -95,7 +95,8 @@ impl Reconciler {
                 Ok(Some(now))
             }
             Written::Gone => {
-                self.shared.index().lock_gone(key);
+                let uid = lock.metadata.uid.as_deref();
+                self.shared.index().lock_not_found(key, uid);
                 Ok(None)
             }
         }

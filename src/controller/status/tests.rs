@@ -137,13 +137,13 @@ impl World {
                 self.put(renewed);
             }
             Step::Release if !lease.is_free() => {
-                self.put(change::end(&lease, EndKind::Released, "holder", "", 3))
+                self.put(change::end(&lease, EndKind::Released, "holder", "", 3));
             }
             Step::Expire if !lease.is_free() => {
-                self.put(change::end(&lease, EndKind::Expired, "operator", "", 3))
+                self.put(change::end(&lease, EndKind::Expired, "operator", "", 3));
             }
             Step::Revoke if !lease.is_free() => {
-                self.put(change::end(&lease, EndKind::Revoked, "operator", "", 3))
+                self.put(change::end(&lease, EndKind::Revoked, "operator", "", 3));
             }
             Step::ForeignTake => {
                 let mut taken = lease;
