@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::index::Slot;
 use crate::api::{EndReason, FencingToken, HistoryEntry};
-use crate::engine::{EndKind, LeaseRecord, WallMicros};
+use crate::engine::{EndKind, Ended, LeaseRecord, WallMicros};
 
 /// Something worth an event and a count.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +17,8 @@ pub enum News {
         /// The token, where it has one yet.
         token: Option<FencingToken>,
     },
-    /// A grant ended.
-    Ended(HistoryEntry),
+    /// A grant ended; why and by whose hand, where that was noted.
+    Ended(HistoryEntry, Option<String>),
     /// An annotation holds a number too large to be believed.
     AbsurdToken,
 }
@@ -50,7 +50,9 @@ pub(super) fn note_news(
             reason: how_it_ended(held, after),
         };
         slot.ends.push_back(entry.clone());
-        slot.news.push_back(News::Ended(entry));
+        let noted = after.and_then(|after| note_of(held, after));
+        let why = noted.map(|ended| format!("{} (by {})", ended.reason, ended.by));
+        slot.news.push_back(News::Ended(entry, why));
     }
     if !same && let Some(now) = holds_now {
         slot.news.push_back(News::Granted {
@@ -76,16 +78,20 @@ pub fn how_it_ended(held: &LeaseRecord, after: Option<&LeaseRecord>) -> EndReaso
     let Some(after) = after.filter(|after| after.uid == held.uid) else {
         return EndReason::Deleted;
     };
-    let noted = after
-        .ended
-        .as_ref()
-        .filter(|ended| ended.uid == held.uid && ended.transitions == held.spec.transitions);
-    match noted.map(|ended| ended.kind) {
+    match note_of(held, after).map(|ended| ended.kind) {
         Some(kind) => end_reason(kind),
         // Other clients leave no note: they empty the Lease when they release, and replace who fell silent.
         None if after.is_free() => EndReason::Released,
         None => EndReason::Expired,
     }
+}
+
+/// What `after` notes of the end of the grant that `held` shows.
+fn note_of<'a>(held: &LeaseRecord, after: &'a LeaseRecord) -> Option<&'a Ended> {
+    after
+        .ended
+        .as_ref()
+        .filter(|ended| ended.uid == held.uid && ended.transitions == held.spec.transitions)
 }
 
 /// The word for it in history.

@@ -367,6 +367,10 @@ impl Reconciler {
                     let mut claim = (*claim).clone();
                     claim.status = Some(*status);
                     if let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? {
+                        // What follows from a final phase (its ttl) is planned from the claim as it is now.
+                        if claim.phase().is_final() {
+                            again = earliest([again, Some(now)]);
+                        }
                         self.shared.index().claim_seen(*claim, Source::Read);
                     }
                 }

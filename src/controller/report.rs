@@ -130,7 +130,7 @@ impl Reconciler {
                         note: format!("{} holds the lock{}", short(&holder), with_token(token)),
                     }
                 }
-                News::Ended(entry) => {
+                News::Ended(entry, why) => {
                     let reason = reason_word(entry.reason);
                     self.writer
                         .metrics
@@ -145,9 +145,10 @@ impl Reconciler {
                         warning: true,
                         action: "End",
                         note: format!(
-                            "the grant of {}{} ended",
+                            "the grant of {}{} ended{}",
                             short(&entry.holder_identity),
-                            with_token(entry.fencing_token)
+                            with_token(entry.fencing_token),
+                            why.map_or_else(String::new, |why| format!(": {why}"))
                         ),
                     }
                 }

@@ -249,6 +249,37 @@ async fn every_write_names_what_it_replaces() {
     .await;
 }
 
+/// kubernetes-sigs/controller-runtime#2719: stopping a standby runs leader-only work.
+#[tokio::test]
+async fn a_standby_writes_nothing_in_its_whole_life() {
+    in_place(async |place| {
+        let proxy = Proxy::start().await;
+        let _leader = Operator::leading(&place.namespace).await;
+        let mut standby =
+            Operator::start_with(&place.namespace, "two", &[], Some(&proxy.kubeconfig)).await;
+        standby
+            .eventually("it is ready", async || {
+                standby
+                    .get("/readyz")
+                    .await
+                    .is_some_and(|(status, _)| status == 200)
+            })
+            .await;
+        live(&place).await;
+        standby.signal(Signal::TERM);
+        assert_eq!(standby.ended().await.code(), Some(0));
+        let sent = proxy.sent();
+        assert!(
+            sent.iter()
+                .any(|sent| sent.path.ends_with("/leases/leasehold-operator")),
+            "it looked at the lead"
+        );
+        let wrote: Vec<_> = sent.iter().filter(|sent| sent.writes()).collect();
+        assert!(wrote.is_empty(), "{wrote:?}");
+    })
+    .await;
+}
+
 /// ovn-kubernetes#3959, cloudnative-pg#8034: restarts on a slow API server.
 #[tokio::test]
 async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
