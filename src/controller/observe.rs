@@ -1,6 +1,6 @@
 //! The watches: what comes from them goes into the index, in every replica, leader or not.
 //!
-//! Each watch is short ([`WATCH_SECONDS`]), since a dead one is noticed only when it ends, and begins again with a
+//! Each watch is short (`WATCH_SECONDS`), since a dead one is noticed only when it ends, and begins again with a
 //! back-off. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
 //! lists when a read shows that revisions went back (a restore of etcd).
 
