@@ -3,6 +3,7 @@
 //! A new subcommand is a module, a variant of [`Command`] and a line in [`Cli::run`]. Data goes to stdout, words to
 //! stderr.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -44,9 +45,9 @@ impl Cli {
     }
 }
 
-/// Words for people, on stderr.
+/// Words for people, on stderr. Whoever read them may be gone by now (a log collector, a pipe): that ends nothing.
 fn say(words: &str) {
-    eprintln!("leasehold: {words}");
+    let _ = writeln!(std::io::stderr(), "leasehold: {words}");
 }
 
 /// A duration such as `90s`, `5m`, `1h30m` or `500ms`.
@@ -63,5 +64,7 @@ fn init_tracing(default: &str) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // They would go to the same stderr, and panic where that is closed.
+        .log_internal_errors(false)
         .init();
 }

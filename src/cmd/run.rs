@@ -1,6 +1,7 @@
 //! `leasehold run`: take a lock, run a command under it, keep it, give it back.
 
 use std::ffi::OsString;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,8 +16,9 @@ use leasehold::client::{
 };
 use leasehold::lease::store::chain;
 use leasehold::supervise::{
-    ChildEnded, Deadlines, EXIT_NOT_EXECUTABLE, EndReason, Event, Events, ResolveError, Signals,
-    StartError, StartSpec, Supervisor, SupervisorHandle, exit_code_for_signal, resolve_command,
+    ChildEnded, Deadlines, EXIT_NOT_EXECUTABLE, EndReason, Event, Events, ResolveError, Signal,
+    Signals, StartError, StartSpec, Supervisor, SupervisorHandle, exit_code_for_signal,
+    resolve_command,
 };
 use serde_json::json;
 
@@ -117,7 +119,8 @@ pub fn run(args: Args) -> ExitCode {
 }
 
 fn prepare(args: Args) -> End {
-    init_tracing("error");
+    // What fails again and again is said once, by us.
+    init_tracing("error,kube_client=off");
     let Some(name) = args.command.first().cloned() else {
         return End::new(EXIT_USAGE, "NoCommand");
     };
@@ -163,30 +166,54 @@ async fn hold_and_run(args: Args, program: PathBuf, supervisor: Supervisor) -> E
             return End::new(EXIT_NOT_EXECUTABLE, "NoSignals");
         }
     };
-    let locks = match connect(args.namespace.as_deref()).await {
+    let ready = tokio::select! {
+        biased;
+        signal = ending_signal(&mut signals) => {
+            return End::new(exit_code_for_signal(signal.as_raw()), "Signal");
+        }
+        ready = get_ready(&args) => ready,
+    };
+    let locks = match ready {
         Ok(locks) => locks,
-        Err(error) => {
-            say(&error.to_string());
+        Err(words) => {
+            say(&words);
             return End::new(EXIT_UNAVAILABLE, "Unreachable");
         }
     };
-    if args.create
-        && let Err(error) = create(&locks, &args.lock).await
-    {
-        say(&format!("cannot make lock {:?}: {error}", args.lock));
-        return End::new(EXIT_UNAVAILABLE, "Unreachable");
-    }
     let guard = match acquire(&args, &locks, &mut signals).await {
         Ok(guard) => guard,
         Err(end) => return end,
     };
     Held {
         args: &args,
-        guard,
+        guard: ManuallyDrop::new(guard),
         signals,
     }
     .run(program, supervisor)
     .await
+}
+
+/// Connects, and makes the lock if that was asked for; or says why not.
+async fn get_ready(args: &Args) -> Result<Locks, String> {
+    let locks = connect(args.namespace.as_deref())
+        .await
+        .map_err(|error| error.to_string())?;
+    if args.create {
+        create(&locks, &args.lock)
+            .await
+            .map_err(|error| format!("cannot make lock {:?}: {error}", args.lock))?;
+    }
+    Ok(locks)
+}
+
+/// The next signal that ends a wait.
+async fn ending_signal(signals: &mut Signals) -> Signal {
+    loop {
+        let signal = signals.recv().await;
+        if Signals::ends_waiting(signal) {
+            return signal;
+        }
+    }
 }
 
 async fn connect(namespace: Option<&str>) -> Result<Locks, ConnectError> {
@@ -252,10 +279,9 @@ fn report(progress: &Progress) {
 
 /// Leaves the queue. A second signal does not wait for that.
 async fn withdraw(acquiring: Acquiring, signals: &mut Signals) {
-    let hurry = async { while !Signals::ends_waiting(signals.recv().await) {} };
     tokio::select! {
         () = acquiring.withdraw() => {}
-        () = hurry => say("left without confirmation that the queue was left"),
+        _ = ending_signal(signals) => say("left without confirmation that the queue was left"),
     }
 }
 
@@ -351,7 +377,9 @@ async fn create(locks: &Locks, lock: &str) -> Result<(), String> {
 /// A lock that is held, and the command that runs under it.
 struct Held<'a> {
     args: &'a Args,
-    guard: Guard,
+    /// Only [`Held::release`] gives it back. Dropped on any other way out, the lease would be free while the command
+    /// may still run; so there it is left to end by itself.
+    guard: ManuallyDrop<Guard>,
     signals: Signals,
 }
 
@@ -454,7 +482,6 @@ impl Held<'_> {
         let lost_code = self.args.lost_exit_code;
         let Some(ended) = ended else {
             say("the supervisor ended without a word on the command: the lock is left to expire");
-            std::mem::forget(self.guard);
             return End::new(self.args.lost_exit_code, "SupervisorLost");
         };
         if !ended.all_reaped {
@@ -463,10 +490,7 @@ impl Held<'_> {
                 ended.left,
                 self.guard.lock()
             ));
-            let end = self.end(self.args.lost_exit_code, "Unkillable");
-            // Dropped, the guard would release.
-            std::mem::forget(self.guard);
-            return end;
+            return self.end(self.args.lost_exit_code, "Unkillable");
         }
         if let Some(reason) = lost {
             return self.lost(reason);
@@ -502,7 +526,7 @@ impl Held<'_> {
     async fn release(self, code: u8, reason: &str) -> End {
         let end = self.end(code, reason);
         let (lock, lost_code) = (self.guard.lock().to_owned(), self.args.lost_exit_code);
-        match self.guard.release().await {
+        match ManuallyDrop::into_inner(self.guard).release().await {
             Ok(Released::Confirmed) => end,
             Ok(Released::AlreadyLost(why)) => {
                 say(&format!(

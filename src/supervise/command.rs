@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,9 @@ pub(super) fn exec_main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(EXIT_NOT_EXECUTABLE);
     }
     let error = Command::new(&program).arg0(argv0).args(args).exec();
-    eprintln!(
+    // The exit code says it too, if nobody reads this.
+    let _ = writeln!(
+        io::stderr(),
         "leasehold: can't run {}: {error}",
         Path::new(&program).display()
     );
