@@ -314,7 +314,7 @@ impl Election {
                 _ = stop.wait_for(|stop| *stop) => return None,
             }
             loop {
-                let trouble = match kept.renewer.renew(&mut kept.held, &view).await {
+                let trouble = match kept.renewer.renew(&mut kept.held, &view, |_| {}).await {
                     Round::Renewed => break,
                     Round::Again => continue,
                     Round::Lost(reason) => return Some(reason.as_str().to_owned()),

@@ -48,6 +48,12 @@ pub(crate) fn deadlines(held: &Held) -> Deadlines {
     }
 }
 
+/// Until when the grant is good, and why it will be lost then if nothing better comes.
+fn tell(state: &watch::Sender<State>, held: &Held, trouble: Option<LossReason>) {
+    let reason = trouble.unwrap_or(LossReason::Expired);
+    let _ = state.send_replace(State::Held(deadlines(held), reason));
+}
+
 impl Keep {
     /// Keeps the grant until it is lost or given back.
     pub(crate) async fn run(mut self) {
@@ -61,7 +67,7 @@ impl Keep {
         let mut refused = false;
         let mut refresh = std::pin::pin!(None);
         loop {
-            self.tell(trouble);
+            tell(&self.state, &self.held, trouble);
             if self.renewer.now() >= self.held.renew_deadline() {
                 return self.lose(trouble.unwrap_or(LossReason::Expired));
             }
@@ -72,8 +78,9 @@ impl Keep {
                     if self.renewer.now() >= self.held.renew_deadline() {
                         continue;
                     }
-                    self.tell(trouble.or(Some(LossReason::Unreachable)));
-                    self.renewer.renew(&mut self.held, &self.lock).await
+                    let (state, trouble) = (&self.state, trouble.or(Some(LossReason::Unreachable)));
+                    let tell = |held: &Held| tell(state, held, trouble);
+                    self.renewer.renew(&mut self.held, &self.lock, tell).await
                 }
                 sight = self.watch.next(), if watching => match self.look(&sight) {
                     Look::Mine => continue,
@@ -88,8 +95,8 @@ impl Keep {
                 }
                 found = OptionFuture::from(refresh.as_mut().as_pin_mut()), if refresh.is_some() => {
                     refresh.set(None);
-                    if !self.note_lock(found.unwrap_or(LockRead::NoAnswer)) {
-                        return self.lose(LossReason::Deleted);
+                    if let Err(reason) = self.note_lock(found.unwrap_or(LockRead::NoAnswer)) {
+                        return self.lose(reason);
                     }
                     continue;
                 }
@@ -98,7 +105,11 @@ impl Keep {
                 Round::Renewed => {
                     trouble = None;
                     refused = false;
-                    renew_at = self.held.renew_at(rand::random());
+                    renew_at = if self.held.stores_more_than(&self.lock) {
+                        self.renewer.now()
+                    } else {
+                        self.held.renew_at(rand::random())
+                    };
                 }
                 // Once at once; a server that goes on refusing what it then shows unchanged is not to be hurried.
                 Round::Again => {
@@ -123,13 +134,6 @@ impl Keep {
         }
     }
 
-    /// Until when the grant is good, and why it will be lost then if nothing better comes.
-    fn tell(&self, trouble: Option<LossReason>) {
-        let reason = trouble.unwrap_or(LossReason::Expired);
-        let held = State::Held(deadlines(&self.held), reason);
-        let _ = self.state.send_replace(held);
-    }
-
     /// The retry period, with jitter.
     fn pause(&self) -> Duration {
         let period = self.held.terms().retry_period();
@@ -150,19 +154,26 @@ impl Keep {
         }
     }
 
-    /// What a read of the lock says. `false` if it is gone: deleting a held lock is a revoke.
-    fn note_lock(&mut self, found: LockRead) -> bool {
+    /// What a read of the lock says. An error if it ends the grant: deleting a held lock is a revoke, and so is a floor
+    /// above the token, whether or not an operator is there to act on it.
+    fn note_lock(&mut self, found: LockRead) -> Result<(), LossReason> {
         match found {
             // The next beat asks again.
-            LockRead::NoAnswer => true,
-            LockRead::Gone => false,
+            LockRead::NoAnswer => Ok(()),
+            LockRead::Gone => Err(LossReason::Deleted),
             LockRead::Found(lock) => match lock.0 {
-                Ok(lock) if lock.metadata.uid.as_deref() != Some(&self.lock.uid) => false,
+                Ok(lock) if lock.metadata.uid.as_deref() != Some(&self.lock.uid) => {
+                    Err(LossReason::Deleted)
+                }
                 Ok(lock) => {
                     self.lock = lock_view(&lock, self.slot, false);
-                    true
+                    let token = self.held.grant().token.get();
+                    if self.lock.min_token.is_some_and(|floor| token < floor) {
+                        return Err(LossReason::Revoked);
+                    }
+                    Ok(())
                 }
-                Err(_) => true,
+                Err(_) => Ok(()),
             },
         }
     }

@@ -85,6 +85,8 @@ pub struct Renewer {
     store: LeaseStore,
     found: FoundLease,
     clock: Arc<dyn Clock>,
+    /// Whether the last renewal that was answered made room for a shorter duration.
+    made_room: bool,
 }
 
 impl Renewer {
@@ -105,6 +107,7 @@ impl Renewer {
             name: name.to_owned(),
             found,
             clock,
+            made_room: false,
         })
     }
 
@@ -116,9 +119,23 @@ impl Renewer {
 
     /// Sends one renewal, bounded by the renew deadline. Without an answer after a third of the time left it is sent
     /// once more, on a new connection: only one of the two can win, and a dead connection costs no lock.
-    pub async fn renew(&mut self, held: &mut Held, lock: &LockView) -> Round {
-        let record = held.renewal(lock, self.clock.wall().as_microsecond());
+    ///
+    /// `sending` is called right before, with the deadlines as they are from then on: a shorter duration moves them
+    /// down whatever the answer.
+    pub async fn renew(
+        &mut self,
+        held: &mut Held,
+        lock: &LockView,
+        sending: impl FnOnce(&Held),
+    ) -> Round {
+        let wall = self.clock.wall().as_microsecond();
+        let mut record = held.renewal(lock, wall);
+        let makes_room = !self.made_room && held.is_cut_short_by(&record, self.now());
+        if makes_room {
+            record = held.renewal_as_stored(wall);
+        }
         held.sending(&record);
+        sending(held);
         let left = held.renew_deadline().saturating_sub(self.now());
         if left.is_zero() {
             return Round::Lost(LossReason::Expired);
@@ -162,6 +179,7 @@ impl Renewer {
         match answered {
             Some((sent, Put::Applied(found))) => {
                 if held.renewed(&found.record, sent) {
+                    self.made_room = makes_room;
                     self.found = *found;
                     return Round::Renewed;
                 }

@@ -229,6 +229,34 @@ impl Held {
         change::renew(lock, &self.record, &self.grant, now)
     }
 
+    /// The same, but storing the duration that is stored.
+    #[must_use]
+    pub fn renewal_as_stored(&self, now: WallMicros) -> LeaseRecord {
+        let seconds = u32::try_from(self.stored.as_secs()).unwrap_or(u32::MAX);
+        let same = LockView {
+            duration_seconds: seconds,
+            longest_seconds: Some(seconds),
+            ..LockView::default()
+        };
+        self.renewal(&same, now)
+    }
+
+    /// Whether the shorter duration that `renewal` stores would leave little or nothing of the hold when it is sent,
+    /// as its deadline counts from the last 2xx. A renewal that stores what is stored, answered first, makes room.
+    #[must_use]
+    pub fn is_cut_short_by(&self, renewal: &LeaseRecord, now: Moment) -> bool {
+        let shorter = duration_of(renewal);
+        let seconds = u32::try_from(shorter.as_secs()).unwrap_or(u32::MAX);
+        let most = Terms::fitting(seconds, self.kill_grace).renew_deadline();
+        shorter < self.stored && now.saturating_add(most / 2) >= self.proven.saturating_add(most)
+    }
+
+    /// Whether the Lease stores more than the lock asks for by now.
+    #[must_use]
+    pub fn stores_more_than(&self, lock: &LockView) -> bool {
+        self.stored > Duration::from_secs(u64::from(lock.granted_seconds()))
+    }
+
     /// A renewal is about to be sent: a shorter duration moves the deadline down at once, whatever the answer.
     pub fn sending(&mut self, renewal: &LeaseRecord) {
         self.stored = self.stored.min(duration_of(renewal));
