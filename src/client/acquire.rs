@@ -22,7 +22,7 @@ use super::watch::LeaseWatch;
 use super::{Acquire, Grace};
 use crate::api::DistributedLock;
 use crate::engine::{Claimant, Held, Hold, Moment, Move, Patience, Requester, Seen, Waiting};
-use crate::lease::{FoundLease, LeaseStore};
+use crate::lease::{FoundLease, LeaseStore, StoreError};
 
 /// A lock that is being asked for, by a task of its own: a caller that is gone leaves nothing behind.
 ///
@@ -76,7 +76,11 @@ fn is_lock_name(name: &str) -> bool {
         && !name.starts_with('-')
         && !name.ends_with('-')
 }
+
 type Caller = oneshot::Sender<Result<Guard, AcquireError>>;
+
+/// How long somebody who leaves tries to delete its claim.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One attempt to take a lock.
 struct Seeker {
@@ -90,7 +94,8 @@ struct Seeker {
     lease_name: Option<String>,
     found: Option<FoundLease>,
     watch: Option<LeaseWatch>,
-    watch_forbidden: bool,
+    /// The watch was forbidden: when to ask for it again.
+    watch_again: Option<Moment>,
     started: Moment,
     /// When the wait is over; `None` for never.
     wait_until: Option<Moment>,
@@ -98,8 +103,24 @@ struct Seeker {
     ending: Option<(Ending, Moment)>,
     contact: bool,
     failures: u32,
+    /// The name of a claim whose creation is not settled.
+    making: Option<String>,
+    /// The latest failure, while nothing has succeeded since.
+    last_error: Option<StoreError>,
+    forbidden: Option<Forbidden>,
+    /// When somebody was last told that there is no such lock; `None` while there is.
+    no_lock_said: Option<Moment>,
+    /// What it last waited for.
+    why: Option<Waiting>,
     reported: Option<(Waiting, Moment)>,
     beat: Option<Moment>,
+}
+
+/// An access that is refused, since when, and when it was last.
+struct Forbidden {
+    what: (&'static str, &'static str),
+    since: Moment,
+    last: Moment,
 }
 
 /// Why the claimant leaves without the lock.
@@ -140,12 +161,17 @@ impl Seeker {
             lease_name: None,
             found: None,
             watch: None,
-            watch_forbidden: false,
+            watch_again: None,
             started,
             wait_until: request.wait.map(|wait| started.saturating_add(wait)),
             ending: None,
             contact: false,
             failures: 0,
+            making: None,
+            last_error: None,
+            forbidden: None,
+            no_lock_said: None,
+            why: None,
             reported: None,
             beat: None,
             request,
@@ -167,8 +193,8 @@ impl Seeker {
                 if caller.is_closed() {
                     self.stop(Ending::CallerGone);
                 } else if self.wait_until.is_some_and(|until| self.mono() >= until) {
-                    let report = Box::new(self.report(None));
-                    self.stop(Ending::With(AcquireError::TimedOut(report)));
+                    let error = self.out_of_time();
+                    self.stop(Ending::With(error));
                 }
             }
             if self
@@ -179,7 +205,17 @@ impl Seeker {
                 break Err(self.unsettled());
             }
             // Nothing of it is left in the cluster: nothing to read or write for.
-            let nothing_left = self.claimant.claim().is_none() && !self.claimant.is_unsettled();
+            let nothing_left = self.claimant.claim().is_none()
+                && !self.claimant.is_unsettled()
+                && self.making.is_none();
+            if self.ending.is_some()
+                && let Some(name) = self.making.clone()
+            {
+                if let Step::Pause(pause) = self.find_claim(&name).await {
+                    tokio::time::sleep(pause).await;
+                }
+                continue;
+            }
             // The Lease's name is the lock's to tell.
             let step = if self.ending.is_some() && nothing_left {
                 Move::Gone
@@ -189,8 +225,30 @@ impl Seeker {
                 let wall = self.request.locks.clock.wall().as_microsecond();
                 self.claimant.decide(self.mono(), wall)
             };
-            match self.perform(step, &mut caller).await {
+            // A read is given up with its caller; what is written is settled first.
+            let reads = !matches!(
+                step,
+                Move::Write(_) | Move::MakeClaim | Move::DeleteClaim(_)
+            );
+            let done = if reads && self.ending.is_none() {
+                tokio::select! {
+                    biased;
+                    done = self.perform(step) => done,
+                    () = caller.closed() => Step::Next,
+                }
+            } else {
+                self.perform(step).await
+            };
+            match done {
                 Step::Next => {}
+                Step::Pause(pause) => {
+                    let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
+                    let left = end.map_or(pause, |end| end.saturating_sub(self.mono()));
+                    tokio::select! {
+                        () = tokio::time::sleep(pause.min(left)) => {}
+                        () = caller.closed(), if self.ending.is_none() => {}
+                    }
+                }
                 Step::Granted(held) => break Ok(held),
                 Step::Over(error) => match self.claimant.claim() {
                     // Leave the queue before saying so.
@@ -223,7 +281,12 @@ impl Seeker {
 
     fn stop(&mut self, ending: Ending) {
         if self.ending.is_none() {
-            let within = self.lease_duration();
+            // A take that is open must be settled. A claim left behind is only passed over, and not worth so long a wait.
+            let within = if self.claimant.is_unsettled() {
+                self.lease_duration()
+            } else {
+                self.lease_duration().min(LEAVE_WITHIN)
+            };
             self.ending = Some((ending, self.mono().saturating_add(within)));
             self.claimant.stop();
         }
@@ -248,7 +311,7 @@ impl Seeker {
         }
     }
 
-    async fn perform(&mut self, step: Move, caller: &mut Caller) -> Step {
+    async fn perform(&mut self, step: Move) -> Step {
         match step {
             Move::ReadLock => self.read_lock().await,
             Move::ReadLease => {
@@ -259,7 +322,7 @@ impl Seeker {
                         self.see(found, Seen::Read);
                         Step::Next
                     }
-                    Err(error) => self.trouble(error).await,
+                    Err(error) => self.trouble(error),
                 }
             }
             Move::ReadClaim(claim) => match self.claims.counts(&claim, self.call_limit()).await {
@@ -268,7 +331,7 @@ impl Seeker {
                     self.claimant.claim_read(&claim, counts);
                     Step::Next
                 }
-                Err(error) => self.trouble(error).await,
+                Err(error) => self.trouble(error),
             },
             Move::ListClaims => match self.claims.list(self.call_limit()).await {
                 Ok(claims) => {
@@ -281,7 +344,7 @@ impl Seeker {
                         None => Step::Next,
                     }
                 }
-                Err(error) => self.trouble(error).await,
+                Err(error) => self.trouble(error),
             },
             Move::MakeClaim => self.make_claim().await,
             Move::DeleteClaim(claim) => match self.claims.delete(&claim, self.call_limit()).await {
@@ -290,7 +353,7 @@ impl Seeker {
                     self.claimant.left();
                     Step::Next
                 }
-                Err(error) => self.trouble(error).await,
+                Err(error) => self.trouble(error),
             },
             Move::StartOver => {
                 self.claimant
@@ -298,7 +361,7 @@ impl Seeker {
                 Step::Next
             }
             Move::Write(write) => self.write(write).await,
-            Move::Wait { until, why } => self.wait(until, why, caller).await,
+            Move::Wait { until, why } => self.wait(until, why).await,
             Move::Refuse(refusal) => self.refused(refusal).await,
             Move::Gone => Step::Gone,
         }
@@ -313,10 +376,18 @@ impl Seeker {
     fn fine(&mut self) {
         self.contact = true;
         self.failures = 0;
+        self.last_error = None;
     }
 
     fn see(&mut self, found: Option<FoundLease>, seen: Seen) {
         let now = self.mono();
+        if seen == Seen::Read
+            && let (Some(known), Some(found)) = (self.claimant.lease(), &found)
+            && found.record.resource_version < known.resource_version
+        {
+            // Revisions went back (a restore of etcd): a watch from a future one would tell nothing, so list again.
+            self.watch = None;
+        }
         self.claimant
             .lease_seen(found.as_ref().map(|found| found.record.clone()), seen, now);
         // The object must be the one whose record the claimant decides by.
@@ -329,6 +400,8 @@ impl Seeker {
 /// What came of a move.
 enum Step {
     Next,
+    /// The same, after a while.
+    Pause(Duration),
     Granted(Box<Held>),
     Over(AcquireError),
     Gone,

@@ -76,29 +76,39 @@ impl ClaimStore {
         {
             Ok(Ok(made)) => claim_ref(&made).ok_or_else(|| unnamed(access())),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
-                self.find(name, within).await
+                self.made(name, within).await
             }
             Ok(Err(error)) => match StoreError::of(access(), &error) {
-                StoreError::Unreachable { .. } => self.find(name, within).await,
+                StoreError::Unreachable { .. } => self.made(name, within).await,
                 error => Err(error),
             },
-            Err(_) => self.find(name, within).await,
+            Err(_) => self.made(name, within).await,
         }
     }
 
-    async fn find(&self, name: &str, within: Duration) -> Result<ClaimRef, StoreError> {
+    /// What a create that was not answered made.
+    async fn made(&self, name: &str, within: Duration) -> Result<ClaimRef, StoreError> {
+        self.find(name, within)
+            .await?
+            .ok_or_else(|| StoreError::Unreachable {
+                access: self.access("create", name),
+                message: "the claim was not made".to_owned(),
+            })
+    }
+
+    /// The claim of this name, if there is one.
+    pub(crate) async fn find(
+        &self,
+        name: &str,
+        within: Duration,
+    ) -> Result<Option<ClaimRef>, StoreError> {
         let access = || self.access("get", name);
         match tokio::time::timeout(within, self.typed.get_metadata(name)).await {
             Err(_) => Err(StoreError::timed_out(access(), within)),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-                Err(StoreError::Unreachable {
-                    access: self.access("create", name),
-                    message: "the claim was not made".to_owned(),
-                })
-            }
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
             Ok(Err(error)) => Err(StoreError::of(access(), &error)),
             Ok(Ok(found)) => match (found.metadata.name, found.metadata.uid) {
-                (Some(name), Some(uid)) => Ok(ClaimRef { name, uid }),
+                (Some(name), Some(uid)) => Ok(Some(ClaimRef { name, uid })),
                 _ => Err(unnamed(access())),
             },
         }

@@ -12,19 +12,27 @@ const TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// The Pod that this process runs in, as its own token tells it; `None` outside a Pod.
 #[must_use]
 pub fn own_pod() -> Option<PodRef> {
+    own_pod_and_namespace().map(|(pod, _)| pod)
+}
+
+/// The same, and the namespace that it is in.
+pub(crate) fn own_pod_and_namespace() -> Option<(PodRef, String)> {
     pod_of_token(&std::fs::read_to_string(TOKEN_FILE).ok()?)
 }
 
 /// The Pod to which a service account token is bound. The signature is the server's to check: a wrong Pod here only
 /// misleads people, or is refused by policy.
-fn pod_of_token(token: &str) -> Option<PodRef> {
+fn pod_of_token(token: &str) -> Option<(PodRef, String)> {
     let payload = token.trim().split('.').nth(1)?;
     let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
-    let pod = claims.get("kubernetes.io")?.get("pod")?;
-    Some(PodRef {
-        name: pod.get("name")?.as_str()?.to_owned(),
-        uid: pod.get("uid")?.as_str()?.to_owned(),
-    })
+    let bound = claims.get("kubernetes.io")?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let pod = bound.get("pod")?;
+    let pod = PodRef {
+        name: text(pod.get("name")?)?,
+        uid: text(pod.get("uid")?)?,
+    };
+    Some((pod, text(bound.get("namespace")?)?))
 }
 
 /// The name of this host.
@@ -91,10 +99,13 @@ mod tests {
         let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(payload.to_string()));
         assert_eq!(
             pod_of_token(&token),
-            Some(PodRef {
-                name: "pod-3".into(),
-                uid: "u-3".into()
-            })
+            Some((
+                PodRef {
+                    name: "pod-3".into(),
+                    uid: "u-3".into()
+                },
+                "team-a".into()
+            ))
         );
         for other in ["", "a.b.c", "e30.e30.sig"] {
             assert_eq!(pod_of_token(other), None, "{other}");

@@ -106,11 +106,13 @@ impl Locks {
 
     /// The lock of this name, not asked for yet.
     pub fn lock(&self, name: &str) -> Acquire {
+        let (pod, home) = identity::own_pod_and_namespace().unzip();
         Acquire {
             locks: self.clone(),
             name: name.to_owned(),
             claimant: None,
-            pod: identity::own_pod(),
+            pod,
+            pod_namespace: home,
             wait: None,
             wait_for_lock: false,
             kill_grace: Grace::UpTo(Duration::ZERO),
@@ -127,6 +129,7 @@ pub struct Acquire {
     pub(crate) name: String,
     pub(crate) claimant: Option<String>,
     pub(crate) pod: Option<PodRef>,
+    pub(crate) pod_namespace: Option<String>,
     pub(crate) wait: Option<Duration>,
     pub(crate) wait_for_lock: bool,
     pub(crate) kill_grace: Grace,
@@ -193,7 +196,12 @@ impl Acquire {
     }
 
     /// Starts what [`Acquire::acquire`] does, for a caller that wants to wait until a withdrawal is over too.
-    pub fn begin(self) -> Acquiring {
+    pub fn begin(mut self) -> Acquiring {
+        if self.wait == Some(Duration::ZERO) {
+            // No time to wait is not "no try".
+            self.wait = None;
+            return self.begin_try();
+        }
         Acquiring::begin(self, Patience::Wait)
     }
 

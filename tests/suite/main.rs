@@ -12,6 +12,8 @@ mod client_answers;
 #[cfg(target_os = "linux")]
 mod client_cancel;
 #[cfg(target_os = "linux")]
+mod client_seams;
+#[cfg(target_os = "linux")]
 mod client_waits;
 #[cfg(target_os = "linux")]
 mod docs;
@@ -49,6 +51,8 @@ mod run_queue;
 mod run_refused;
 #[cfg(target_os = "linux")]
 mod run_signals;
+#[cfg(target_os = "linux")]
+mod run_words;
 mod server;
 #[cfg(target_os = "linux")]
 mod supervise_ends;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::{Ending, Seeker, Step};
+use crate::client::Grace;
 use crate::client::calls::{CALL_LIMIT, backoff};
 use crate::client::error::AcquireError;
 use crate::client::guard::{Facts, Guard, State};
@@ -13,8 +14,7 @@ use crate::client::identity::{identity, random_uid};
 use crate::client::keep::{Keep, deadlines};
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
-use crate::client::{Grace, Progress};
-use crate::engine::{Held, LockView, LossReason, Seen, Terms, Write};
+use crate::engine::{ClaimRef, Held, LockView, LossReason, PodRef, Seen, Terms, Write};
 use crate::lease::store::Access;
 use crate::lease::view::lock_view;
 use crate::lease::{Put, StoreError};
@@ -28,38 +28,30 @@ impl Seeker {
             namespace: self.request.locks.namespace.clone(),
         };
         let limit = self.call_limit();
+        // The lock may change while the answer is on its way.
+        let asked = self.mono();
         let lock = match tokio::time::timeout(limit, self.locks.get_opt(&self.request.name)).await {
-            Err(_) => return self.trouble(StoreError::timed_out(access, limit)).await,
-            Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)).await,
+            Err(_) => return self.trouble(StoreError::timed_out(access, limit)),
+            Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)),
             Ok(Ok(lock)) => lock,
         };
         self.fine();
-        let now = self.mono();
         let Some(lock) = lock else {
-            if self.request.wait_for_lock && self.ending.is_none() {
-                self.announce(&Progress::NoSuchLock {
-                    lock: self.request.name.clone(),
-                });
-                tokio::time::sleep(backoff(3)).await;
-                return Step::Next;
-            }
-            return Step::Over(self.no_such_lock());
+            return self.without_lock();
         };
+        self.no_lock_said = None;
         match lock.0 {
-            Err(error) => {
-                self.trouble(StoreError::Unreachable {
-                    access,
-                    message: format!("it cannot be decoded: {}", error.error),
-                })
-                .await
-            }
+            Err(error) => self.trouble(StoreError::Unreachable {
+                access,
+                message: format!("it cannot be decoded: {}", error.error),
+            }),
             Ok(lock) => {
                 let view = lock_view(&lock, 0, false);
                 if let Err(error) = self.check_grace(&view) {
                     return Step::Over(error);
                 }
                 self.lease_name = Some(lock.slot_lease_name(0));
-                self.claimant.lock_read(Some(view), now);
+                self.claimant.lock_read(Some(view), asked);
                 Step::Next
             }
         }
@@ -80,33 +72,52 @@ impl Seeker {
     }
 
     pub(super) async fn make_claim(&mut self) -> Step {
-        let suffix: String = random_uid()
-            .chars()
-            .filter(char::is_ascii_hexdigit)
-            .take(10)
-            .collect();
-        let name = format!(
-            "{}-{suffix}",
-            self.request.name.chars().take(52).collect::<String>()
-        );
+        // The same name until it is known what came of it: a create that was not answered may have been applied.
+        let name = self
+            .making
+            .get_or_insert_with(|| claim_name(&self.request.name))
+            .clone();
         let made = self
             .claims
-            .make(
-                &name,
-                &self.claimant_name,
-                self.request.pod.as_ref(),
-                self.call_limit(),
-            )
+            .make(&name, &self.claimant_name, self.owner(), self.call_limit())
             .await;
         match made {
             Ok(claim) => {
                 self.fine();
-                let identity = identity(&self.claimant_name, &claim.uid);
-                self.claimant.joined(claim, identity);
+                self.join(claim);
                 Step::Next
             }
-            Err(error) => self.trouble(error).await,
+            Err(error) => {
+                if !matches!(error, StoreError::Unreachable { .. }) {
+                    self.making = None;
+                }
+                self.trouble(error)
+            }
         }
+    }
+
+    /// The Pod that a claim goes with. Not one of another namespace: the garbage collector finds no such owner, and would
+    /// take the claim away at once.
+    fn owner(&self) -> Option<&PodRef> {
+        let home = self.request.pod_namespace.as_ref();
+        let is_home = home == Some(&self.request.locks.namespace);
+        self.request.pod.as_ref().filter(|_| is_home)
+    }
+
+    fn join(&mut self, claim: ClaimRef) {
+        self.making = None;
+        let identity = identity(&self.claimant_name, &claim.uid);
+        self.claimant.joined(claim, identity);
+    }
+
+    /// Leaving: a claim whose creation was not answered is looked for, so that it does not stay behind.
+    pub(super) async fn find_claim(&mut self, name: &str) -> Step {
+        match self.claims.find(name, self.call_limit()).await {
+            Ok(Some(claim)) => self.join(claim),
+            Ok(None) => self.making = None,
+            Err(error) => return self.trouble(error),
+        }
+        Step::Next
     }
 
     pub(super) async fn write(&mut self, write: Write) -> Step {
@@ -122,7 +133,7 @@ impl Seeker {
                     self.see(found, Seen::Read);
                     Step::Next
                 }
-                Err(error) => self.trouble(error).await,
+                Err(error) => self.trouble(error),
             };
         }
         self.claimant.sending(&write);
@@ -143,7 +154,7 @@ impl Seeker {
             }
             Put::Conflict | Put::Gone => Step::Next,
             Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
-                self.trouble(error).await
+                self.trouble(error)
             }
         }
     }
@@ -178,7 +189,7 @@ impl Seeker {
                 self.see(found, Seen::Read);
                 Step::Next
             }
-            Err(error) => self.trouble(error).await,
+            Err(error) => self.trouble(error),
         }
     }
 
@@ -249,4 +260,14 @@ impl Seeker {
             clock: Arc::clone(&self.request.locks.clock),
         })
     }
+}
+
+/// A name that nobody else uses.
+fn claim_name(lock: &str) -> String {
+    let suffix: String = random_uid()
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(10)
+        .collect();
+    format!("{}-{suffix}", lock.chars().take(52).collect::<String>())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Caller, Seeker, Step};
+use super::{Forbidden, Seeker, Step};
 use crate::api::FencingToken;
 use crate::client::calls::backoff;
 use crate::client::claims::OwnClaim;
@@ -18,6 +18,10 @@ use crate::lease::StoreError;
 const REPORT_EVERY: Duration = Duration::from_secs(30);
 /// How long a try waits for a lock that the operator has not made ready.
 const TRY_READY_WITHIN: Duration = Duration::from_secs(5);
+/// How long who waits in the queue is refused before it believes that.
+const FORBIDDEN_FOR: Duration = Duration::from_secs(5);
+/// When a watch that was forbidden is asked for again.
+const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// How long the first contact with the server may fail.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(30);
 
@@ -26,12 +30,8 @@ impl Seeker {
         self.mono().saturating_sub(self.started)
     }
 
-    pub(super) async fn wait(
-        &mut self,
-        until: Option<Moment>,
-        why: Waiting,
-        caller: &mut Caller,
-    ) -> Step {
+    pub(super) async fn wait(&mut self, until: Option<Moment>, why: Waiting) -> Step {
+        self.why = Some(why);
         let unready = matches!(
             why,
             Waiting::NoLease | Waiting::NotReady | Waiting::Conflict
@@ -41,14 +41,14 @@ impl Seeker {
         }
         self.announce_wait(why, until);
         let name = self.lease_name.clone().unwrap_or_default();
-        if self.watch.is_none() && !self.watch_forbidden {
+        if self.watch.is_none() && self.watch_again.is_none_or(|at| self.mono() >= at) {
             self.watch = Some(LeaseWatch::new(self.leases.api().clone(), &name));
         }
         let terms = Terms::fitting(
             u32::try_from(self.lease_duration().as_secs()).unwrap_or(u32::MAX),
             Duration::ZERO,
         );
-        let period = if self.watch_forbidden || unready {
+        let period = if self.watch.is_none() || unready {
             terms.retry_period()
         } else {
             terms.slow_beat()
@@ -73,11 +73,11 @@ impl Seeker {
         let sight = tokio::select! {
             sight = watched => Some(sight),
             () = tokio::time::sleep(pause) => None,
-            () = caller.closed() => return Step::Next,
         };
         match sight {
             Some(Sight::Lease(found, seen)) => {
                 self.fine();
+                self.watch_again = None;
                 self.see(Some(*found), seen);
                 Step::Next
             }
@@ -86,9 +86,11 @@ impl Seeker {
                 Step::Next
             }
             Some(Sight::Forbidden) => {
-                tracing::warn!(lease = %name, "not allowed to watch the lease: reading it instead");
+                if self.watch_again.is_none() {
+                    tracing::warn!(lease = %name, "not allowed to watch the lease: reading it instead");
+                }
                 self.watch = None;
-                self.watch_forbidden = true;
+                self.watch_again = Some(self.mono().saturating_add(WATCH_AGAIN_AFTER));
                 self.beat = None;
                 Step::Next
             }
@@ -100,14 +102,14 @@ impl Seeker {
     /// Nothing may be right only because a watch delivered: Lease, lock and claim are read now and then all the same.
     async fn slow_beat(&mut self) -> Step {
         self.beat = None;
-        if let step @ (Step::Over(_) | Step::Gone) = self.read_lock().await {
+        if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) = self.read_lock().await {
             return step;
         }
-        if let step @ (Step::Over(_) | Step::Gone) = self.see_again().await {
+        if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) = self.see_again().await {
             return step;
         }
         match self.claimant.claim().cloned() {
-            Some(claim) if !self.watch_forbidden => self.look_after_claim(&claim).await,
+            Some(claim) if self.watch.is_some() => self.look_after_claim(&claim).await,
             _ => Step::Next,
         }
     }
@@ -130,7 +132,7 @@ impl Seeker {
                     message,
                 })
             }
-            Err(error) => self.trouble(error).await,
+            Err(error) => self.trouble(error),
         }
     }
 
@@ -140,11 +142,40 @@ impl Seeker {
             Refusal::Busy => Step::Over(AcquireError::Busy(Box::new(self.report(None)))),
             Refusal::NewerVersion => Step::Over(AcquireError::NewerVersion { lock }),
             Refusal::NoTokenLeft => Step::Over(AcquireError::NoTokenLeft { lock }),
-            Refusal::NoLock if self.request.wait_for_lock => {
-                tokio::time::sleep(backoff(3)).await;
-                self.read_lock().await
-            }
+            Refusal::NoLock if self.request.wait_for_lock => match self.read_lock().await {
+                // It is being deleted.
+                Step::Next => Step::Pause(backoff(3)),
+                step => step,
+            },
             Refusal::NoLock => Step::Over(self.no_such_lock()),
+        }
+    }
+
+    /// There is no such lock: wait for it, if that was asked for.
+    pub(super) fn without_lock(&mut self) -> Step {
+        let tried = self.patience == Patience::Try && self.waited() >= TRY_READY_WITHIN;
+        if !self.request.wait_for_lock || tried || self.ending.is_some() {
+            return Step::Over(self.no_such_lock());
+        }
+        let now = self.mono();
+        if self
+            .no_lock_said
+            .is_none_or(|said| now >= said.saturating_add(REPORT_EVERY))
+        {
+            self.no_lock_said = Some(now);
+            self.announce(&Progress::NoSuchLock {
+                lock: self.request.name.clone(),
+            });
+        }
+        Step::Pause(backoff(3))
+    }
+
+    /// Why it was not had in time.
+    pub(super) fn out_of_time(&mut self) -> AcquireError {
+        match self.last_error.take() {
+            Some(error) if !self.contact => AcquireError::Unreachable(error),
+            _ if self.no_lock_said.is_some() => self.no_such_lock(),
+            _ => AcquireError::TimedOut(Box::new(self.report(self.why))),
         }
     }
 
@@ -156,17 +187,20 @@ impl Seeker {
     }
 
     /// What is forbidden stays forbidden; a server that does not answer may do so again.
-    pub(super) async fn trouble(&mut self, error: StoreError) -> Step {
+    pub(super) fn trouble(&mut self, error: StoreError) -> Step {
         if self.ending.is_some() {
             // Leaving: try again until the time for it is over.
             self.failures += 1;
-            tokio::time::sleep(backoff(self.failures)).await;
-            return Step::Next;
+            return Step::Pause(backoff(self.failures));
         }
-        let error = match error {
-            StoreError::Forbidden { .. } => return Step::Over(AcquireError::Forbidden(error)),
-            error => error,
-        };
+        if let StoreError::Forbidden { access, .. } = &error {
+            let what = (access.verb, access.resource);
+            if self.is_forbidden_for_good(what) {
+                return Step::Over(AcquireError::Forbidden(error));
+            }
+            self.failures += 1;
+            return Step::Pause(backoff(self.failures.max(2)));
+        }
         let give_up = match self.patience {
             Patience::Try => self.waited() >= TRY_READY_WITHIN,
             Patience::Wait => !self.contact && self.waited() >= FIRST_CONTACT_WITHIN,
@@ -178,8 +212,32 @@ impl Seeker {
             self.announce(&Progress::Trouble(error.to_string()));
         }
         self.failures += 1;
-        tokio::time::sleep(backoff(self.failures)).await;
-        Step::Next
+        let mut pause = backoff(self.failures);
+        if self.patience == Patience::Try {
+            pause = pause.min(TRY_READY_WITHIN.saturating_sub(self.waited()));
+        }
+        self.last_error = Some(error);
+        Step::Pause(pause)
+    }
+
+    /// An API server that has just started forbids everything for a moment, until it knows the roles. Who has queued
+    /// had the right to, and does not give up its place for that.
+    fn is_forbidden_for_good(&mut self, what: (&'static str, &'static str)) -> bool {
+        let now = self.mono();
+        let since = match &self.forbidden {
+            Some(before)
+                if before.what == what && now < before.last.saturating_add(REPORT_EVERY) =>
+            {
+                before.since
+            }
+            _ => now,
+        };
+        self.forbidden = Some(Forbidden {
+            what,
+            since,
+            last: now,
+        });
+        self.claimant.claim().is_none() || now >= since.saturating_add(FORBIDDEN_FOR)
     }
 
     fn announce_wait(&mut self, why: Waiting, until: Option<Moment>) {

@@ -1,0 +1,204 @@
+//! Where the parts of the client library meet: found while attacking it, each failed before it was mended.
+
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use leasehold::client::{Guard, LossReason};
+use leasehold::clock::{BootInstant, MonoInstant};
+use serde_json::json;
+
+use super::proxy::{Fault, Proxy};
+use super::run_bench::{BUSY, Bench, until};
+use super::server::within;
+
+async fn held(proxy: &Proxy, lock: &str) -> Guard {
+    let asked = proxy.locks().lock(lock).claimant("a").acquire();
+    within(BUSY, "a gets the lock", asked).await.unwrap()
+}
+
+async fn edit(bench: &Bench, lock: &str, spec: serde_json::Value) {
+    let patch = Patch::Merge(json!({ "spec": spec }));
+    let edited = bench
+        .locks()
+        .patch(lock, &PatchParams::default(), &patch)
+        .await;
+    edited.unwrap();
+}
+
+/// fabric8io/kubernetes-client#7160: the duration is edited down while a healthy holder holds. It counts from the next
+/// renewal; the holder is not to lose the lock by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shortened_duration_costs_no_holder_its_lock() {
+    let bench = Bench::new().await;
+    bench.opened("shorter", 20).await;
+    let proxy = Proxy::new(&bench).await;
+    let guard = held(&proxy, "shorter").await;
+    edit(&bench, "shorter", json!({"leaseDurationSeconds": 2})).await;
+    until("the lease is short", 2 * BUSY, async || {
+        bench.lease("shorter").await.spec.duration_seconds == Some(2) || !guard.is_held()
+    })
+    .await;
+    proxy.more_puts(3).await;
+    assert!(guard.is_held());
+    assert_eq!(bench.lease("shorter").await.spec.holder, guard.identity());
+    guard.release().await.unwrap();
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
+/// The renewal that carries the shorter duration is on its way, and perhaps applied: whoever guards the work must know
+/// the nearer deadlines by then, not when it is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shorter_deadline_is_told_before_the_renewal_that_makes_it_so() {
+    let bench = Bench::new().await;
+    bench.opened("nearer", 20).await;
+    let proxy = Proxy::new(&bench).await;
+    let guard = held(&proxy, "nearer").await;
+    // Answers come, but late.
+    proxy.always(
+        "update",
+        "leases",
+        Fault::DelayAnswer(Duration::from_millis(400)),
+    );
+    edit(&bench, "nearer", json!({"leaseDurationSeconds": 4})).await;
+    let is_short = || {
+        let mut puts = proxy.puts().into_iter();
+        puts.any(|put| put.body["spec"]["leaseDurationSeconds"] == 4)
+    };
+    until("it is on its way", 2 * BUSY, async || is_short()).await;
+    let left = guard
+        .deadlines()
+        .map(|at| at.renew.saturating_duration_since(BootInstant::now()));
+    assert!(
+        left.is_some_and(|left| left < Duration::from_secs(4)),
+        "{left:?}"
+    );
+    proxy.heal();
+    proxy.more_puts(2).await;
+    assert!(guard.is_held());
+    drop(guard);
+    bench.finish().await;
+}
+
+/// The floor was raised above the token, and there is no operator to revoke it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_below_the_floor_stops_without_an_operator() {
+    let bench = Bench::new().await;
+    bench.opened("floor", 2).await;
+    let proxy = Proxy::new(&bench).await;
+    let guard = held(&proxy, "floor").await;
+    let floor = guard.token().get() + 1;
+    edit(&bench, "floor", json!({"minFencingToken": floor})).await;
+    assert_eq!(
+        within(BUSY, "it stops", guard.lost()).await,
+        LossReason::Revoked
+    );
+    bench.finish().await;
+}
+
+/// The claim is made, its answer lost, and the look for it fails too: it is not made a second time under another name,
+/// where the first one would be a dead head of the queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_answer_is_lost_is_not_made_twice() {
+    let bench = Bench::new().await;
+    bench.opened("twice", 15).await;
+    let holder = bench.library().await.lock("twice").claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
+    proxy.fault("get", "lockclaims", 1, Fault::Refuse(503));
+    let waiter = tokio::spawn(proxy.locks().lock("twice").claimant("waiter").acquire());
+    until("it is named", BUSY, async || {
+        bench.lease("twice").await.next.is_some()
+    })
+    .await;
+    assert_eq!(bench.waiting().await, 1);
+    holder.release().await.unwrap();
+    let guard = within(BUSY, "it is served", waiter).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    bench.until_waiting(0).await;
+    bench.finish().await;
+}
+
+/// The same, and the caller goes away meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_answer_is_lost_does_not_stay_behind() {
+    let bench = Bench::new().await;
+    bench.opened("behind", 15).await;
+    let holder = bench.library().await.lock("behind").claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
+    proxy.always("get", "lockclaims", Fault::Refuse(503));
+    let waiter = proxy.locks().lock("behind").claimant("waiter").begin();
+    bench.until_waiting(1).await;
+    drop(waiter);
+    proxy.heal();
+    bench.until_waiting(0).await;
+    holder.release().await.unwrap();
+    bench.finish().await;
+}
+
+/// An API server that has just started forbids everything until it knows the roles.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_survives_a_moment_in_which_all_is_forbidden() {
+    let bench = Bench::new().await;
+    bench.opened("moment", 5).await;
+    let holder = bench.library().await.lock("moment").claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    let waiter = tokio::spawn(proxy.locks().lock("moment").claimant("waiter").acquire());
+    until("it is named", BUSY, async || {
+        bench.lease("moment").await.next.is_some()
+    })
+    .await;
+    let before = proxy.calls().len();
+    proxy.always("*", "*", Fault::Refuse(403));
+    // It looks on its slow beat.
+    until("it was refused", BUSY, async || {
+        proxy.calls().len() > before + 1
+    })
+    .await;
+    proxy.heal();
+    holder.release().await.unwrap();
+    let guard = within(BUSY, "it is served", waiter).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    bench.finish().await;
+}
+
+/// hashicorp/consul#4439: whoever goes away does not wait for a server that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawal_does_not_wait_for_a_read_that_hangs() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    proxy.always("*", "*", Fault::Hang);
+    let asked = proxy.locks().lock("hung").claimant("a").begin();
+    until("it has asked", BUSY, async || !proxy.calls().is_empty()).await;
+    let began = MonoInstant::now();
+    asked.withdraw().await;
+    let took = MonoInstant::now().saturating_duration_since(began);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    bench.finish().await;
+}
+
+/// The same from the queue, of a lock whose lease lasts an hour: a claim is not worth so long a wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawal_from_the_queue_does_not_take_a_lease_duration() {
+    let bench = Bench::new().await;
+    bench.opened("hour", 3600).await;
+    let holder = bench.library().await.lock("hour").claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    let asked = proxy.locks().lock("hour").claimant("waiter").begin();
+    until("it is named", BUSY, async || {
+        bench.lease("hour").await.next.is_some()
+    })
+    .await;
+    proxy.always("*", "*", Fault::Hang);
+    let began = MonoInstant::now();
+    within(2 * BUSY, "it has left", asked.withdraw()).await;
+    let took = MonoInstant::now().saturating_duration_since(began);
+    assert!(took < Duration::from_secs(25), "{took:?}");
+    holder.release().await.unwrap();
+    bench.finish().await;
+}
