@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::client::identity::host_name;
+use leasehold::client::identity::{claimant_name, host_name};
 use leasehold::controller::{self, Settings};
 use leasehold::leader::LeaderTimes;
 use tokio::signal::unix::{SignalKind, signal};
@@ -92,7 +92,10 @@ pub fn run(mut args: Args) -> ExitCode {
             ));
         }
     }
-    let identity = args.identity.clone().unwrap_or_else(host_name);
+    let identity = args
+        .identity
+        .clone()
+        .unwrap_or_else(|| claimant_name(&host_name()));
     if identity.is_empty() || identity.len() > 200 || identity.contains(['/', ';']) {
         return usage("--identity must have 1 to 200 characters, without '/' and ';'");
     }

@@ -22,7 +22,7 @@ use crate::clock::Clock;
 
 /// The most events that wait to be sent. At about 3 ms each they are at most a second late.
 const QUEUED: usize = 256;
-/// Events a second in the long run; a burst may be [`QUEUED`]. The API server keeps each for an hour.
+/// Events a second in the long run; a burst may be `QUEUED`. The API server keeps each for an hour.
 const PAUSE: Duration = Duration::from_millis(20);
 /// What the API server takes: 1024 characters a note.
 const NOTE_CHARS: usize = 1000;
