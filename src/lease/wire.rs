@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use crate::engine::{Grant, Hold};
 
-    fn lease(spec: Value) -> FoundLease {
+    fn lease(spec: &Value) -> FoundLease {
         let object = serde_json::from_value(json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn what_the_rules_do_not_speak_of_survives_a_write() {
         let found = lease(
-            json!({"holderIdentity": "x", "strategy": "OldestEmulationVersion", "renewTime": "garbage"}),
+            &json!({"holderIdentity": "x", "strategy": "OldestEmulationVersion", "renewTime": "garbage"}),
         );
         let mut record = found.record.clone();
         record.spec.holder = "me/1".into();
@@ -300,14 +300,14 @@ mod tests {
 
     #[test]
     fn an_unreadable_time_still_counts_as_a_sign_of_life() {
-        let one = lease(json!({"holderIdentity": "x", "renewTime": "garbage"}));
-        let two = lease(json!({"holderIdentity": "x", "renewTime": "other garbage"}));
+        let one = lease(&json!({"holderIdentity": "x", "renewTime": "garbage"}));
+        let two = lease(&json!({"holderIdentity": "x", "renewTime": "other garbage"}));
         assert_ne!(one.record.spec, two.record.spec);
     }
 
     #[test]
     fn a_record_written_and_read_again_is_the_same() {
-        let found = lease(json!({}));
+        let found = lease(&json!({}));
         let mut record = found.record.clone();
         record.spec.holder = "pod-3/9b2e".into();
         record.spec.duration_seconds = Some(15);
