@@ -42,13 +42,19 @@ mod run_alone;
 #[cfg(target_os = "linux")]
 mod run_bench;
 #[cfg(target_os = "linux")]
+mod run_elector;
+#[cfg(target_os = "linux")]
 mod run_frozen;
 #[cfg(target_os = "linux")]
 mod run_network;
 #[cfg(target_os = "linux")]
+mod run_outage;
+#[cfg(target_os = "linux")]
 mod run_queue;
 #[cfg(target_os = "linux")]
 mod run_refused;
+#[cfg(target_os = "linux")]
+mod run_rounds;
 #[cfg(target_os = "linux")]
 mod run_signals;
 #[cfg(target_os = "linux")]

@@ -127,15 +127,19 @@ impl Bench {
 
     /// Makes a lock that nobody has opened.
     pub async fn lock(&self, name: &str, seconds: i32) -> DistributedLock {
-        let lock: DistributedLock = serde_json::from_value(json!({
+        let spec = json!({"leaseDurationSeconds": seconds});
+        self.lock_of(spec, name).await
+    }
+
+    /// Makes a lock of this spec.
+    pub async fn lock_of(&self, spec: serde_json::Value, name: &str) -> DistributedLock {
+        let lock = json!({
             "apiVersion": "leasehold.dev/v1alpha1", "kind": "DistributedLock",
-            "metadata": {"name": name}, "spec": {"leaseDurationSeconds": seconds},
-        }))
-        .unwrap();
-        self.locks()
-            .create(&PostParams::default(), &lock)
-            .await
-            .unwrap()
+            "metadata": {"name": name}, "spec": spec,
+        });
+        let lock = serde_json::from_value(lock).unwrap();
+        let made = self.locks().create(&PostParams::default(), &lock).await;
+        made.unwrap()
     }
 
     /// Makes a lock and opens it, as the operator would: its Lease, then its first status.
@@ -223,7 +227,7 @@ impl Bench {
             command: vec!["true".into()],
             env: vec![
                 ("KUBECONFIG".into(), self.kubeconfig.clone().into()),
-                ("JOURNAL".into(), self.folder.join("journal").into()),
+                ("JOURNAL".into(), self.journal_file().into()),
             ],
             folder,
         }
@@ -287,7 +291,7 @@ impl Bench {
 
     /// What the commands noted, in order.
     pub fn journal(&self) -> Vec<Note> {
-        let text = fs::read_to_string(self.folder.join("journal")).unwrap_or_default();
+        let text = fs::read_to_string(self.journal_file()).unwrap_or_default();
         text.lines()
             .map(|line| {
                 let mut words = line.split(' ');
@@ -303,9 +307,20 @@ impl Bench {
             .collect()
     }
 
+    /// Where commands note what they do.
+    pub fn journal_file(&self) -> PathBuf {
+        self.folder.join("journal")
+    }
+
+    /// The highest token that a command was given.
+    pub fn highest_token(&self) -> i64 {
+        let tokens = self.journal().into_iter().map(|note| note.token);
+        tokens.max().unwrap_or(0)
+    }
+
     /// Begins a new journal.
     pub fn forget_journal(&self) {
-        fs::remove_file(self.folder.join("journal")).unwrap();
+        fs::remove_file(self.journal_file()).unwrap();
     }
 
     /// Who noted `word`, in order.
@@ -342,17 +357,20 @@ impl Bench {
             match note.word.as_str() {
                 // Who was killed notes no end, so a start ends what was before; a later beat of that one is told.
                 "start" => {
-                    assert!(
-                        note.token > last,
-                        "{note:?} has no higher token: {journal:#?}"
-                    );
-                    last = note.token;
+                    // A stock elector has none.
+                    if note.token != 0 {
+                        assert!(
+                            note.token > last,
+                            "{note:?} has no higher token: {journal:#?}"
+                        );
+                        last = note.token;
+                    }
                     running = Some(note);
                 }
                 "end" => running = None,
                 "beat" => assert_eq!(
-                    running.map(|running| running.token),
-                    Some(note.token),
+                    running.map(|running| (running.token, &running.claimant)),
+                    Some((note.token, &note.claimant)),
                     "{note:?} outside of its turn: {journal:#?}"
                 ),
                 _ => {}

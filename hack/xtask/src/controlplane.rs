@@ -194,7 +194,7 @@ fn kubernetes_version(go_mod: &str) -> Result<String> {
 }
 
 /// A name for the state of the folder's files.
-fn key(source: &Path) -> Result<String> {
+pub(crate) fn key(source: &Path) -> Result<String> {
     let mut files = Vec::new();
     collect(source, &mut files)?;
     files.sort();

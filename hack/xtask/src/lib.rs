@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod cluster;
 pub mod controlplane;
+pub mod elector;
 pub mod folder;
 pub mod golang;
 pub mod pki;

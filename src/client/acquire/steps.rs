@@ -32,6 +32,8 @@ impl Seeker {
         let asked = self.mono();
         let lock = match tokio::time::timeout(limit, self.locks.get_opt(&self.request.name)).await {
             Err(_) => return self.trouble(StoreError::timed_out(access, limit)),
+            // A server that does not know the resource at all says so in a page, not in an object.
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => None,
             Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)),
             Ok(Ok(lock)) => lock,
         };

@@ -1,0 +1,121 @@
+//! The servers themselves freeze and come back: a cluster of our own.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use leasehold::clock::{BootInstant, Clock, MonoInstant, SystemClock};
+use xtask::cluster::{Cluster, Component, Options};
+
+use super::run_bench::{BUSY, Bench, last_of};
+use super::server::{install_crds, within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stops_in_time() {
+    let cluster = Cluster::start(&Options::default()).unwrap();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .unwrap();
+    let client = Client::try_from(config).unwrap();
+
+    let bench = Bench::at(client.clone(), cluster.kubeconfig()).await;
+    let ended = bench.run("any").ends().await;
+    ended.assert(69, &["install Leasehold first (kubectl apply -f crds/)"]);
+    install_crds(&client).await;
+
+    a_frozen_etcd_costs_no_lock(&bench, &cluster).await;
+    a_frozen_api_server_ends_commands_in_time(&bench, &cluster).await;
+    an_api_server_that_starts_again_is_waited_for(&bench, &cluster).await;
+    bench.finish().await;
+}
+
+/// etcd-io/etcd#15247: all leases were revoked when the etcd leader was stuck.
+async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
+    let locks = bench.library().await;
+    let names: Vec<_> = (0..20).map(|number| format!("etcd-{number}")).collect();
+    for name in &names {
+        bench.opened(name, 10).await;
+    }
+    let guards = join_all(names.iter().map(|name| locks.lock(name).acquire())).await;
+    let guards: Vec<_> = guards.into_iter().map(Result::unwrap).collect();
+    // They renew at different moments.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    cluster.freeze(Component::Etcd).unwrap();
+    // A renewal is due after at most 0.37 of the lease, and 0.8 of it is the deadline.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    cluster.thaw(Component::Etcd).unwrap();
+    for guard in &guards {
+        assert!(
+            guard.is_held(),
+            "{}: {:?}",
+            guard.lock(),
+            guard.lost().await
+        );
+    }
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    for guard in guards {
+        let lease = bench.lease(guard.lock()).await;
+        assert!(guard.is_held());
+        assert_eq!(lease.current_token(), Some(guard.token()));
+        assert_eq!(lease.spec.transitions, 1);
+        guard.release().await.unwrap();
+    }
+}
+
+async fn a_frozen_api_server_ends_commands_in_time(bench: &Bench, cluster: &Cluster) {
+    bench.opened("frozen", 3).await;
+    let run = bench.run("frozen").by("holder").works_on().start();
+    bench.until_noted("beat", "holder", BUSY).await;
+    let mut library = bench
+        .library()
+        .await
+        .lock("frozen")
+        .claimant("waiter")
+        .begin();
+    bench.until_waiting(1).await;
+    let (wall, boot) = (SystemClock.wall().as_microsecond(), BootInstant::now());
+    cluster.freeze(Component::ApiServer).unwrap();
+    run.ends(BUSY).await.assert(76, &["Unreachable"]);
+    cluster.thaw(Component::ApiServer).unwrap();
+    cluster.wait_ready().unwrap();
+
+    // Its last renewal, on the clock of the journal.
+    let ended = within(BUSY, "the next one has it", library.outcome())
+        .await
+        .unwrap();
+    let lease = bench.lease("frozen").await;
+    let note = last_of(&bench.journal(), "holder");
+    let acquired = lease.spec.acquire_time.unwrap();
+    let frozen_at = Duration::from_nanos(boot.as_nanos()).as_secs_f64();
+    assert!(
+        note.at < frozen_at + 3.0,
+        "{note:?} lived longer than any lease of before {frozen_at}"
+    );
+    assert!(acquired > wall);
+    assert!(ended.token().get() > note.token);
+    ended.release().await.unwrap();
+}
+
+async fn an_api_server_that_starts_again_is_waited_for(bench: &Bench, cluster: &Cluster) {
+    bench.opened("restart", 30).await;
+    let locks = bench.library().await;
+    let guard = locks.lock("restart").claimant("a").acquire().await.unwrap();
+    let mut waiter = locks.lock("restart").claimant("b").begin();
+    bench.until_waiting(1).await;
+    let began = MonoInstant::now();
+    cluster.restart(Component::ApiServer).unwrap();
+    // It took a part of the lease, and nobody lost anything.
+    assert!(MonoInstant::now().saturating_duration_since(began) < Duration::from_secs(20));
+    assert!(guard.is_held());
+    let before = guard.token();
+    guard.release().await.unwrap();
+    let next = within(BUSY * 2, "the waiter has it", waiter.outcome())
+        .await
+        .unwrap();
+    assert!(next.token() > before);
+    next.release().await.unwrap();
+}
