@@ -302,7 +302,9 @@ async fn a_take_that_lands_after_its_caller_gave_up_strands_nothing() {
             .acquire();
         match within(BUSY, "an answer", asked).await {
             // The one sent again won.
-            Ok(guard) => drop(guard.release().await),
+            Ok(guard) => {
+                let _ = guard.release().await;
+            }
             Err(AcquireError::TimedOut(_) | AcquireError::Unsettled { .. }) => {}
             Err(error) => panic!("{lock}: {error}"),
         }
@@ -355,7 +357,7 @@ async fn a_late_renewal_does_not_bring_a_deleted_lease_back() {
 
     // Made again and held by another: the late release is refused too.
     bench.make_lease(&lock, "somebody").await;
-    drop(guard.release().await.unwrap());
+    guard.release().await.unwrap();
     assert_eq!(bench.lease("revived").await.spec.holder, "somebody");
     proxy.assert_guarded();
     bench.finish().await;

@@ -69,7 +69,6 @@ pub struct Rule {
 pub struct Call {
     pub verb: &'static str,
     pub resource: String,
-    pub name: String,
     pub body: Value,
     pub at: MonoInstant,
     /// What the server answered, if it has.
@@ -294,13 +293,12 @@ async fn answer(
 ) -> Result<Answer, io::Error> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-    let (verb, resource, name) = what(&parts.method, &parts.uri);
+    let (verb, resource) = what(&parts.method, &parts.uri);
     let index = {
         let mut calls = state.calls.lock().unwrap();
         calls.push(Call {
             verb,
             resource: resource.clone(),
-            name,
             body: serde_json::from_slice(&body).unwrap_or(Value::Null),
             at: MonoInstant::now(),
             code: None,
@@ -430,8 +428,8 @@ fn status_object(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// Verb, resource and name of a call, as RBAC names them.
-fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String, String) {
+/// Verb and resource of a call, as RBAC names them.
+fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String) {
     let mut path = uri
         .path()
         .trim_matches('/')
@@ -452,5 +450,5 @@ fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String, String) {
         Method::DELETE => "delete",
         _ => "other",
     };
-    (verb, resource, name)
+    (verb, resource)
 }
