@@ -273,6 +273,7 @@ fn report(progress: &Progress) {
     match progress {
         Progress::Waiting(report) => say(&format!("waiting for lock {:?}: {report}", report.lock)),
         Progress::NoSuchLock { lock } => say(&format!("waiting for lock {lock:?} to be made")),
+        Progress::ClaimLeft(why) => say(&format!("the claim is left in the queue: {why}")),
         Progress::Trouble(trouble) => say(&format!("{trouble}; trying again")),
     }
 }

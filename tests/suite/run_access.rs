@@ -104,6 +104,26 @@ async fn a_missing_right_is_named_and_not_waited_for() {
     bench.finish().await;
 }
 
+/// The command has its lock by then, and runs; but somebody should give that right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_may_not_be_deleted_is_told() {
+    let bench = Bench::new().await;
+    bench.opened("left", 5).await;
+    let lacking = account(&bench, "lacking", "lockclaims", "delete").await;
+    let holder = bench.run("left").by("holder").works_on().start();
+    bench.until_noted("start", "holder", BUSY).await;
+    let waiter = bench.run("left").env("KUBECONFIG", &lacking).works_for("0");
+    let waiter = waiter.start();
+    bench.until_waiting(1).await;
+    holder.signal(Signal::TERM);
+    let says = "the claim is left in the queue: not allowed to delete lockclaims.leasehold.dev";
+    waiter.ends(BUSY).await.assert(0, &[says]);
+    // It stops nobody: it is passed over.
+    let next = bench.run("left").by("next").works_for("0").ends().await;
+    next.assert(0, &[]);
+    bench.finish().await;
+}
+
 /// kube-rs/kube#1615 (c): the watch is forbidden, reading is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_watch_the_lock_is_had_within_a_retry_period() {

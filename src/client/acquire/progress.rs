@@ -77,6 +77,8 @@ pub enum Progress {
         /// The lock.
         lock: String,
     },
+    /// The lock is had, but the claim that led to it can't be deleted: it costs those behind it time.
+    ClaimLeft(String),
     /// The server does not answer; it goes on trying.
     Trouble(String),
 }

@@ -225,11 +225,17 @@ impl Seeker {
             watch::channel(State::Held(deadlines(&held), LossReason::Expired));
         let (release, release_receiver) = oneshot::channel();
         let leaving = self.claimant.claim().cloned().map(|claim| {
-            let claims = self.claims.clone();
+            let (claims, progress) = (self.claims.clone(), self.request.progress.clone());
             tokio::spawn(async move {
                 for attempt in 0..5 {
                     match claims.delete(&claim, CALL_LIMIT).await {
                         Ok(()) => return,
+                        Err(error @ StoreError::Forbidden { .. }) => {
+                            if let Some(tell) = progress {
+                                tell(&Progress::ClaimLeft(error.to_string()));
+                            }
+                            return;
+                        }
                         Err(error) => {
                             tracing::debug!(%error, "a claim that was served is not deleted yet");
                         }
