@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::{Ending, Seeker, Step};
-use crate::client::Grace;
 use crate::client::calls::{CALL_LIMIT, backoff};
 use crate::client::error::AcquireError;
 use crate::client::guard::{Facts, Guard, State};
@@ -14,6 +13,7 @@ use crate::client::identity::{identity, random_uid};
 use crate::client::keep::{Keep, deadlines};
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
+use crate::client::{Grace, Progress};
 use crate::engine::{ClaimRef, Held, LockView, LossReason, PodRef, Seen, Terms, Write};
 use crate::lease::store::Access;
 use crate::lease::view::lock_view;
