@@ -232,17 +232,21 @@ fn every_dependency_has_its_reason() {
             expect(&manifest, crates_in(&manifest), section(member));
         }
     }
-    let modules = read("hack/controlplane/go.mod");
-    let modules = between(&modules, "require (\n", ')').flat_map(str::lines);
-    let direct = modules
-        .filter(|line| !line.contains("// indirect"))
-        .filter_map(|line| line.split_whitespace().next().map(str::to_owned));
-    expect(
-        "hack/controlplane/go.mod",
-        direct.collect(),
-        section("hack/controlplane"),
-    );
+    for module in ["hack/controlplane", "hack/elector"] {
+        let manifest = format!("{module}/go.mod");
+        expect(&manifest, modules_in(&manifest), section(module));
+    }
     expect_none(&missing);
+}
+
+/// The modules that a go.mod requires for its own code.
+fn modules_in(manifest: &str) -> Vec<String> {
+    let text = read(manifest);
+    between(&text, "require (\n", ')')
+        .flat_map(str::lines)
+        .filter(|line| !line.contains("// indirect"))
+        .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
+        .collect()
 }
 
 /// The keys of all tables of dependencies.
