@@ -313,14 +313,23 @@ impl Election {
                 () = tokio::time::sleep(due.saturating_sub(kept.renewer.now())) => {}
                 _ = stop.wait_for(|stop| *stop) => return None,
             }
+            let mut refused = false;
             loop {
                 let trouble = match kept.renewer.renew(&mut kept.held, &view, |_| {}).await {
                     Round::Renewed => break,
-                    Round::Again => continue,
+                    // Once at once; a server that goes on refusing what it then shows unchanged is not to be hurried.
+                    Round::Again if !std::mem::replace(&mut refused, true) => continue,
+                    Round::Again => {
+                        "the server refuses it, and shows the lease unchanged".to_owned()
+                    }
                     Round::Lost(reason) => return Some(reason.as_str().to_owned()),
-                    Round::Failed(_, error) => error,
+                    Round::Failed(_, error) => error.to_string(),
                 };
-                tracing::warn!(lease = self.name, error = %trouble, "the lead was not renewed, tries again");
+                tracing::warn!(
+                    lease = self.name,
+                    error = trouble,
+                    "the lead was not renewed, tries again"
+                );
                 let left = kept
                     .held
                     .renew_deadline()

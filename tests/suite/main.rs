@@ -50,6 +50,8 @@ mod run_network;
 #[cfg(target_os = "linux")]
 mod run_outage;
 #[cfg(target_os = "linux")]
+mod run_process;
+#[cfg(target_os = "linux")]
 mod run_queue;
 #[cfg(target_os = "linux")]
 mod run_refused;

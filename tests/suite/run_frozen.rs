@@ -5,7 +5,8 @@ use std::time::Duration;
 use leasehold::clock::BootInstant;
 use leasehold::supervise::Signal;
 
-use super::run_bench::{BUSY, Bench, Run, last_of, until};
+use super::run_bench::{BUSY, Bench, last_of, until};
+use super::run_process::Run;
 
 /// What a loaded machine adds to a bound that the product promises.
 const SLACK: f64 = 3.0;

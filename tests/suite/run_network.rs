@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use leasehold::supervise::Signal;
 
+use super::operator_rig::Operator;
 use super::proxy::{Fault, Proxy};
-use super::run_bench::{BUSY, Bench, Run, last_of, until};
+use super::run_bench::{BUSY, Bench, last_of, until};
+use super::run_process::Run;
 
 /// A holder behind a proxy, and one who waits without.
 async fn holder_and_waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Run, Run) {
@@ -151,5 +153,30 @@ async fn without_a_server_a_try_ends_within_its_bound() {
         .await
         .assert(69, &["cannot get distributedlocks.leasehold.dev"]);
     proxy.heal();
+    bench.finish().await;
+}
+
+/// kubernetes/kubernetes#23731, for the operator's election: a renewal that is refused is not sent again in a tight loop.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_whose_renewals_are_refused_does_not_hurry_the_server() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    let times = [
+        "--leader-lease-duration=3s",
+        "--leader-renew-deadline=2s",
+        "--leader-retry-period=500ms",
+    ];
+    let kubeconfig = proxy.kubeconfig();
+    let operator = Operator::start_with(&bench.namespace, "one", &times, Some(&kubeconfig)).await;
+    operator.leads().await;
+    proxy.always("update", "leases", Fault::Refuse(409));
+    let before = proxy.puts().len();
+    operator
+        .eventually("it has lost the lead", async || {
+            operator.metric("leasehold_leader").await == Some(0.0)
+        })
+        .await;
+    let tried = proxy.puts().len() - before;
+    assert!((1..=10).contains(&tried), "{tried} tries");
     bench.finish().await;
 }

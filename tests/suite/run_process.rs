@@ -1,0 +1,248 @@
+//! `leasehold run` as a real process: started, signalled, watched, and its tree found.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use leasehold::supervise::Signal;
+use rustix::process::{Pid, kill_process_group};
+
+use super::run_bench::{BUSY, until};
+use super::supervise_wrapper::{has_argument, processes, signal};
+
+/// Is in the environment of a wrapper, its guardian, its command and all below.
+const TAG: &str = "LEASEHOLD_TEST_RUN";
+/// Defines `note WORD`, which adds a line to the journal.
+const PRELUDE: &str = r#"note() { read -r up rest < /proc/uptime; echo "$1 $LEASEHOLD_HOLDER $LEASEHOLD_FENCING_TOKEN $up" >> "$JOURNAL"; }
+"#;
+
+/// A `leasehold run`, not started yet.
+pub struct RunBuilder {
+    words: Vec<OsString>,
+    command: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    folder: PathBuf,
+}
+
+impl RunBuilder {
+    /// A run that leaves its words in this new folder.
+    pub fn new(folder: PathBuf) -> Self {
+        fs::create_dir(&folder).unwrap();
+        Self {
+            words: vec!["run".into()],
+            command: vec!["true".into()],
+            env: vec![],
+            folder,
+        }
+    }
+
+    /// An option with its value.
+    pub fn option(self, name: &str, value: &str) -> Self {
+        self.with(&[name, value])
+    }
+
+    /// Words before the `--`.
+    pub fn with(mut self, words: &[&str]) -> Self {
+        self.words.extend(words.iter().map(OsString::from));
+        self
+    }
+
+    /// The claimant's name.
+    pub fn by(self, claimant: &str) -> Self {
+        self.with(&["--as", claimant])
+    }
+
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn command(mut self, words: &[&str]) -> Self {
+        self.command = words.iter().map(OsString::from).collect();
+        self
+    }
+
+    /// A shell script, in which `note WORD` adds a line to the journal.
+    pub fn script(self, script: &str) -> Self {
+        self.command(&["sh", "-c", &format!("{PRELUDE}{script}")])
+    }
+
+    /// A command that notes its start, works for so many seconds, and notes its end.
+    pub fn works_for(self, seconds: &str) -> Self {
+        self.script(&format!("note start; sleep {seconds}; note end"))
+    }
+
+    /// A command that notes its start, shows that it lives, and does not end by itself.
+    pub fn works_on(self) -> Self {
+        self.script(
+            "trap 'note end; exit 143' TERM; note start; while :; do sleep 0.05; note beat; done",
+        )
+    }
+
+    /// Starts it, in a process group of its own.
+    pub fn start(self) -> Run {
+        let tag = self.folder.file_name().unwrap().to_os_string();
+        let file = |name: &str| fs::File::create(self.folder.join(name)).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+            .args(&self.words)
+            .arg("--")
+            .args(&self.command)
+            .envs(self.env)
+            .env(TAG, &tag)
+            .stdin(Stdio::null())
+            .stdout(file("stdout"))
+            .stderr(file("stderr"))
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Run {
+            child,
+            tag: tag.into_string().unwrap(),
+            folder: self.folder,
+            code: None,
+        }
+    }
+
+    /// Runs it to its end.
+    pub async fn ends(self) -> Ended {
+        self.start().ends(BUSY * 3).await
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    /// It must have ended with `code`, and its words contain each of `words`.
+    #[track_caller]
+    pub fn assert(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in {}", self.stderr);
+        }
+    }
+}
+
+/// A `leasehold run` that was started: wrapper, guardian, command.
+pub struct Run {
+    child: Child,
+    tag: String,
+    folder: PathBuf,
+    code: Option<i32>,
+}
+
+impl Run {
+    pub fn wrapper(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    pub fn guardian(&self) -> i32 {
+        self.tagged()
+            .into_iter()
+            .find(|&pid| has_argument(pid, "__guardian"))
+            .expect("a guardian")
+    }
+
+    /// The command and its descendants, those alive.
+    pub fn commands(&self) -> BTreeSet<i32> {
+        let mut pids = self.tagged();
+        // One without words is on its way out: a guardian, perhaps.
+        pids.retain(|&pid| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let guards = words
+                .split(|&byte| byte == 0)
+                .any(|word| word == b"__guardian");
+            pid != self.wrapper() && !words.is_empty() && !guards
+        });
+        pids
+    }
+
+    /// Everybody with our tag. A zombie has no environment any more, so it counts as dead.
+    pub fn tagged(&self) -> BTreeSet<i32> {
+        let needle = format!("{TAG}={}", self.tag);
+        processes()
+            .filter(|pid| {
+                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environment
+                    .split(|&byte| byte == 0)
+                    .any(|entry| entry == needle.as_bytes())
+            })
+            .collect()
+    }
+
+    /// Sends the wrapper a signal.
+    pub fn signal(&self, what: Signal) {
+        signal(self.wrapper(), what);
+    }
+
+    /// Sends the wrapper's process group a signal.
+    pub fn signal_group(&self, what: Signal) {
+        let _ = kill_process_group(Pid::from_raw(self.wrapper()).unwrap(), what);
+    }
+
+    /// Sends every process of the tree a signal.
+    pub fn signal_tree(&self, what: Signal) {
+        for pid in self.tagged() {
+            signal(pid, what);
+        }
+    }
+
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(self.folder.join("stderr")).unwrap_or_default()
+    }
+
+    /// Waits until its words contain `words`.
+    pub async fn says(&self, words: &str) {
+        let what = format!("it says {words:?}");
+        until(&what, BUSY, async || self.stderr().contains(words)).await;
+    }
+
+    /// Its exit code, if it has ended; 128 + n for a signal.
+    pub fn code(&mut self) -> Option<i32> {
+        if self.code.is_none() {
+            let status = self.child.try_wait().unwrap();
+            self.code =
+                status.map(|status| status.code().unwrap_or(128 + status.signal().unwrap_or(0)));
+        }
+        self.code
+    }
+
+    /// Waits for its end, after which nothing of its command may be alive.
+    pub async fn ends(mut self, within: Duration) -> Ended {
+        let ended = self.exits(within).await;
+        assert_eq!(
+            self.commands(),
+            BTreeSet::new(),
+            "alive after the end: {ended:?}"
+        );
+        ended
+    }
+
+    /// Waits for the end of the wrapper alone.
+    pub async fn exits(&mut self, within: Duration) -> Ended {
+        until("the run has ended", within, async || self.code().is_some()).await;
+        Ended {
+            code: self.code.unwrap(),
+            stdout: fs::read_to_string(self.folder.join("stdout")).unwrap_or_default(),
+            stderr: self.stderr(),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Only after a failed test, or a test of killing, is anyone left here; also a frozen one dies of KILL.
+        self.signal_tree(Signal::KILL);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
