@@ -27,7 +27,7 @@ fn files_below(folder: &str) -> BTreeSet<String> {
     let mut files = BTreeSet::new();
     let mut folders = vec![root().join(folder)];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}")) {
+        for entry in fs::read_dir(&folder).expect("a folder") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
@@ -48,12 +48,14 @@ fn documents() -> Vec<String> {
     });
     at_root
         .chain(files_below("docs"))
-        .filter(|path| {
-            Path::new(path)
-                .extension()
-                .is_some_and(|extension| extension == "md")
-        })
+        .filter(|path| is_kind(path, "md"))
         .collect()
+}
+
+fn is_kind(path: &str, extension: &str) -> bool {
+    Path::new(path)
+        .extension()
+        .is_some_and(|has| has == extension)
 }
 
 /// What stands between `open` and the next `close`, each time.
@@ -105,7 +107,7 @@ fn code_map() -> BTreeSet<String> {
         if line.starts_with(' ') {
             paths.insert(format!("{folder}{word}"));
         } else {
-            folder = word.to_owned();
+            word.clone_into(&mut folder);
             paths.insert(word.to_owned());
         }
     }
@@ -154,8 +156,7 @@ fn tests_named_in(text: &str) -> Vec<(String, String)> {
         .step_by(2)
         .filter_map(|word| {
             let (file, name) = word.split_once("::")?;
-            file.ends_with(".rs")
-                .then(|| (file.to_owned(), name.to_owned()))
+            is_kind(file, "rs").then(|| (file.to_owned(), name.to_owned()))
         })
         .collect()
 }
