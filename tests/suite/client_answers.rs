@@ -69,16 +69,16 @@ async fn a_server_that_accepts_and_never_answers_ends_the_hold_before_the_lease(
     let last = answered.map(|put| put.at).max().unwrap();
 
     let reason = within(BUSY, "a learns of its loss", guard.lost()).await;
-    let lost = MonoInstant::now();
+    let told = MonoInstant::now();
     assert_eq!(reason, LossReason::Unreachable);
     assert!(!guard.is_held());
-    let took = lost.saturating_duration_since(last);
+    let took = told.saturating_duration_since(last);
     assert!(
         took < Duration::from_secs(2),
         "{took:?} after its last renewal"
     );
     let (other, at) = within(BUSY, "b gets the lock", next).await.unwrap();
-    assert!(at > lost);
+    assert!(at > told);
     assert!(other.token() > guard.token());
     other.release().await.unwrap();
     drop(guard);

@@ -230,6 +230,15 @@ impl Bench {
             .unwrap()
     }
 
+    /// Deletes all claims.
+    pub async fn forget_claims(&self) {
+        let all = ListParams::default();
+        self.claims()
+            .delete_collection(&DeleteParams::default(), &all)
+            .await
+            .unwrap();
+    }
+
     /// A kubeconfig of a service account that may do just this: `(group, resource, verbs)`.
     pub async fn account(&self, name: &str, rules: &[(&str, &str, &[&str])]) -> PathBuf {
         let allowed: Vec<_> = rules
