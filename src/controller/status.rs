@@ -15,7 +15,7 @@ use crate::api::{
     HoldType, LockPhase, SlotStatus, set_condition,
 };
 use crate::engine::token::next_token;
-use crate::engine::{Hold, LeaseRecord, LockView, Queue, Unavailable, WallMicros};
+use crate::engine::{Hold, LeaseRecord, LockView, Queue, Unavailable, WallMicros, missing_floor};
 
 /// Why a lock can't work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -400,7 +400,7 @@ fn trouble(sight: &Sight<'_>) -> Option<(&'static str, String)> {
                 format!(
                     "Lease {lease} was deleted and made again: nobody takes it before whatever held it must have \
                      ended. If that has ended, minFencingToken {} frees it now",
-                    missing.resource_version
+                    missing_floor(sight.view, missing)
                 ),
             )
         }

@@ -113,13 +113,13 @@ pub fn take(
     })
 }
 
-/// The renewal of `grant`, which `lease` shows as its own. Puts the annotation back where it is gone.
+/// The renewal of `grant`, which `lease` shows as its own. Puts the annotation back where it is gone or altered.
 #[must_use]
 pub fn renew(lock: &LockView, lease: &LeaseRecord, grant: &Grant, now: WallMicros) -> LeaseRecord {
     let mut record = lease.clone();
     record.spec.renew_time = Some(later(now, lease.spec.renew_time));
     record.spec.duration_seconds = Some(i64::from(lock.granted_seconds()));
-    if lease.current_grant().is_none() {
+    if lease.current_grant() != Some(grant) {
         record.grant = GrantNote::V1(grant.clone());
     }
     record

@@ -27,6 +27,10 @@ pub enum Patience {
 
 /// What the shell is to do, then to tell the claimant about, then to ask again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a write is rare, and moved once or twice"
+)]
 pub enum Move {
     /// Read the lock; answer with [`Claimant::lock_read`].
     ReadLock,
@@ -83,6 +87,10 @@ impl Write {
 
 /// How a guarded write was answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an answer is moved once or twice"
+)]
 pub enum Answer {
     /// 2xx, with the record that is now there.
     Applied(LeaseRecord),
@@ -105,7 +113,7 @@ pub enum Waiting {
     Missing,
     /// It is somebody else's turn.
     Turn,
-    /// The Lease is somebody else's (LeaseConflict).
+    /// The Lease is somebody else's (`LeaseConflict`).
     Conflict,
 }
 
@@ -124,6 +132,10 @@ pub enum Refusal {
 
 /// Somebody who wants the lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four independent facts, none of them a state"
+)]
 pub struct Claimant {
     who: Requester,
     patience: Patience,
@@ -131,6 +143,10 @@ pub struct Claimant {
     claim: Option<ClaimRef>,
     stopping: bool,
     lock: Known<LockView>,
+    /// When the read of the lock was sent.
+    lock_read: Moment,
+    /// Whether the Lease has changed, or gone, since the lock was read.
+    lock_is_older: bool,
     lease: Known<LeaseRecord>,
     seen: Option<Observation>,
     /// What a read of the claim named by `next` showed: whether it counts.
@@ -150,13 +166,13 @@ pub struct Claimant {
 enum Known<T> {
     Unread,
     Absent,
-    Present { value: T, read: Moment },
+    Present(T),
 }
 
 impl<T> Known<T> {
     fn value(&self) -> Option<&T> {
         match self {
-            Known::Present { value, .. } => Some(value),
+            Known::Present(value) => Some(value),
             _ => None,
         }
     }
@@ -193,6 +209,8 @@ impl Claimant {
             claim: None,
             stopping: false,
             lock: Known::Unread,
+            lock_read: Moment::ZERO,
+            lock_is_older: false,
             lease: Known::Unread,
             seen: None,
             next_counts: None,
@@ -246,36 +264,46 @@ impl Claimant {
         self.stopping = true;
     }
 
-    /// The lock was read, at `now`; `None` if there is none.
+    /// The lock was read from the server; `None` if there is none. `now` is the moment before the read was sent: what
+    /// it shows may be as old as that.
     pub fn lock_read(&mut self, lock: Option<LockView>, now: Moment) {
-        self.lock = lock.map_or(Known::Absent, |value| Known::Present { value, read: now });
+        self.lock = lock.map_or(Known::Absent, Known::Present);
+        self.lock_read = now;
+        self.lock_is_older = false;
     }
 
     /// The Lease was seen; `None` if there is none. An older state than the one known is passed over when it comes
-    /// by watch; a read always counts.
+    /// by watch, and a deletion, which may be that of an earlier Lease, is looked into; a read always counts. `now` is
+    /// a moment after the sight.
     pub fn lease_seen(&mut self, lease: Option<LeaseRecord>, seen: Seen, now: Moment) {
         if let (Some(known), Some(lease), Seen::Watched) = (self.lease.value(), &lease, seen)
             && lease.resource_version <= known.resource_version
         {
             return;
         }
-        if seen == Seen::Read {
-            self.must_read = false;
-        }
+        self.must_read = seen == Seen::Watched && (self.must_read || lease.is_none());
         let Some(lease) = lease else {
-            self.lease = Known::Absent;
-            self.seen = None;
+            if seen == Seen::Read {
+                self.lock_is_older |= !matches!(self.lease, Known::Absent);
+                self.lease = Known::Absent;
+                self.seen = None;
+                self.takeable = None;
+            }
             return;
         };
+        let known = self.lease.value();
+        self.lock_is_older |=
+            known.is_none_or(|known| known.resource_version != lease.resource_version);
+        if known.is_none_or(|known| known.uid != lease.uid || known.spec != lease.spec) {
+            // Whatever was takeable was taken, or held, in between.
+            self.takeable = None;
+        }
         match &mut self.seen {
             Some(observation) => observation.note(&lease, seen, now),
             None => self.seen = Some(Observation::first(&lease, now)),
         }
         self.who.remembered = self.who.remembered.max(lease.last_token());
-        self.lease = Known::Present {
-            value: lease,
-            read: now,
-        };
+        self.lease = Known::Present(lease);
     }
 
     /// The claim that [`Move::ReadClaim`] named was read: `counts` if it exists with that uid, unfinished.
@@ -390,8 +418,8 @@ impl Claimant {
         match &self.lock {
             Known::Unread => return Move::ReadLock,
             Known::Absent => return Move::Refuse(Refusal::NoLock),
-            Known::Present { value, .. } if value.deleting => return Move::Refuse(Refusal::NoLock),
-            Known::Present { .. } => {}
+            Known::Present(lock) if lock.deleting => return Move::Refuse(Refusal::NoLock),
+            Known::Present(_) => {}
         }
         self.seek(now, wall)
     }
@@ -447,23 +475,30 @@ impl Claimant {
             (self.lease.value(), self.lock.value(), &self.seen)
         else {
             self.takeable = None;
-            return Move::Wait {
-                until: None,
-                why: Waiting::NoLease,
+            // A Lease goes with its lock.
+            return if self.lock_is_older {
+                Move::ReadLock
+            } else {
+                Move::Wait {
+                    until: None,
+                    why: Waiting::NoLease,
+                }
             };
         };
         let standing = standing(lock, lease, seen, now);
         if let Standing::Unavailable(why) = standing {
             self.takeable = None;
             // What the Lease newly shows may come with a lock that was opened, or made again.
-            return if self.lock_is_older_than_lease() {
+            return if self.lock_is_older {
                 Move::ReadLock
             } else {
                 unavailable(why)
             };
         }
         // An identity serves one grant: if this one's came and went unnoticed, it is spent.
-        if matches!(&lease.grant, GrantNote::V1(grant) if grant.holder == self.who.identity) {
+        let spent = lease.spec.holder == self.who.identity
+            || matches!(&lease.grant, GrantNote::V1(grant) if grant.holder == self.who.identity);
+        if spent {
             return self
                 .claim
                 .clone()
@@ -600,24 +635,19 @@ impl Claimant {
         let (Some(lease), Some(seen)) = (self.lease.value(), &self.seen) else {
             return Move::ReadLease;
         };
-        let Known::Present { value: lock, read } = &self.lock else {
+        let Some(lock) = self.lock.value() else {
             return Move::ReadLock;
         };
         // Before a silent holder is replaced the lock is read again: Hold may be new.
-        if standing == Standing::Expired && !was_expired_when_read(lock, *read, lease, seen) {
+        if standing == Standing::Expired
+            && !was_expired_when_read(lock, self.lock_read, lease, seen)
+        {
             return Move::ReadLock;
         }
         match change::take(lock, lease, standing, &self.who, next, wall) {
             Ok(take) => Move::Write(Write::Take(take)),
             Err(change::TakeRefused::NoTokenLeft) => Move::Refuse(Refusal::NoTokenLeft),
             Err(change::TakeRefused::NotTakeable) => Move::ReadLease,
-        }
-    }
-
-    fn lock_is_older_than_lease(&self) -> bool {
-        match (&self.lock, &self.lease) {
-            (Known::Present { read: lock, .. }, Known::Present { read: lease, .. }) => lock < lease,
-            _ => false,
         }
     }
 

@@ -79,7 +79,7 @@ impl Terms {
     /// After that long without a renewal the work is told to end.
     #[must_use]
     pub fn renew_deadline(self) -> Duration {
-        self.work_deadline() - self.kill_grace
+        self.work_deadline().saturating_sub(self.kill_grace)
     }
 
     /// After that long without a renewal the work has ended: 0.8 T; the rest is for clocks that run unevenly.

@@ -34,7 +34,9 @@ pub use queue::{ClaimView, Queue};
 pub use record::{
     ClaimRef, EndKind, Ended, Grant, GrantId, GrantNote, Hold, LeaseRecord, PodRef, SpecRecord,
 };
-pub use standing::{LockView, Observation, OnHolderLost, Seen, SlotView, Standing, Unavailable};
+pub use standing::{
+    LockView, Observation, OnHolderLost, Seen, SlotView, Standing, Unavailable, missing_floor,
+};
 pub use token::TokenChoice;
 
 /// A moment on a clock of the writer's own that never goes back, counted from any fixed start.

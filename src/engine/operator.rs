@@ -7,7 +7,7 @@
 use super::change;
 use super::claimant::PASS_OVER_AFTER;
 use super::queue::Queue;
-use super::record::{ClaimRef, EndKind, GrantNote, Hold, LeaseRecord, SpecRecord};
+use super::record::{ClaimRef, EndKind, Hold, LeaseRecord, SpecRecord};
 use super::standing::{LockView, Observation, Seen, Standing, Unavailable, availability, standing};
 use super::{Moment, WallMicros};
 
@@ -84,7 +84,8 @@ impl Keeper {
         self.opened = None;
     }
 
-    /// The lock was read, or seen by watch, at `now`.
+    /// The lock was read from the server; `now` is the moment before the read was sent. Of a lock that came by watch
+    /// nobody knows how old it is: give the moment of the last read.
     pub fn lock_read(&mut self, lock: LockView, now: Moment) {
         if self
             .lock
@@ -117,6 +118,12 @@ impl Keeper {
         }
         if let Some(lease) = &lease {
             self.remembered = self.remembered.max(lease.last_token());
+        }
+        let same = matches!((&self.lease, &lease), (Some(known), Some(lease))
+            if known.uid == lease.uid && known.spec == lease.spec);
+        if !same {
+            // Whatever was takeable was taken, or held, in between.
+            self.takeable = None;
         }
         self.lease = lease;
     }
@@ -202,7 +209,7 @@ impl Keeper {
             Standing::Expired => return self.expire(identity, wall),
             _ => {}
         }
-        if self.is_unstamped_foreigner(lease)
+        if is_unstamped_foreigner(lease)
             && let Some(record) = change::stamp(lock, lease, self.remembered)
         {
             return write(OperatorWrite::Stamp, record);
@@ -224,15 +231,6 @@ impl Keeper {
             OperatorWrite::Expire,
             change::end(lease, EndKind::Expired, identity, reason, wall),
         )
-    }
-
-    /// A holder without a token that is none of ours. One of ours whose annotation was dropped puts it back itself,
-    /// and nobody stamps over a living grant.
-    fn is_unstamped_foreigner(&self, lease: &LeaseRecord) -> bool {
-        !lease.is_free()
-            && !lease.is_missing()
-            && lease.current_grant().is_none()
-            && !looks_like_ours(lease)
     }
 
     fn keep_queue(&mut self, queue: &Queue, now: Moment) -> OperatorMove {
@@ -304,11 +302,13 @@ impl Keeper {
         if now < due {
             return wait(Some(until.map_or(due, |until| until.min(due))));
         }
+        let after = after.filter(|after| *after != next);
+        if after.is_none() && then_delete.is_none() {
+            // Nobody is behind it, and it keeps its place: to name nobody, then it again, would go on for ever.
+            return wait(until);
+        }
         // With nobody behind it there is nobody to name: the claim goes, and with it what `next` says.
-        let record = Box::new(change::name(
-            lease,
-            after.filter(|after| *after != next).cloned(),
-        ));
+        let record = Box::new(change::name(lease, after.cloned()));
         OperatorMove::Write {
             what: OperatorWrite::PassOver,
             record,
@@ -317,12 +317,20 @@ impl Keeper {
     }
 }
 
+/// A holder without a token that is none of ours. One of ours whose annotation was dropped puts it back itself, and
+/// nobody stamps over a living grant.
+fn is_unstamped_foreigner(lease: &LeaseRecord) -> bool {
+    !lease.is_free()
+        && !lease.is_missing()
+        && lease.current_grant().is_none()
+        && !looks_like_ours(lease)
+}
+
 /// `<claimant>/<uuid>`: other clients join name and uuid by other characters.
 fn looks_like_ours(lease: &LeaseRecord) -> bool {
-    let noted = matches!(&lease.grant, GrantNote::V1(grant) if grant.holder == lease.spec.holder);
     let uuid =
         |uid: &str| uid.len() == 36 && uid.chars().all(|c| c == '-' || c.is_ascii_hexdigit());
-    noted || lease.holder_uid().is_some_and(uuid)
+    lease.holder_uid().is_some_and(uuid)
 }
 
 fn wait(until: Option<Moment>) -> OperatorMove {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::WallMicros;
 use crate::api::FencingToken;
-use crate::api::names::{HOLDER_MISSING, MAX_ANNOTATION_TOKEN};
+use crate::api::names::{HOLDER_MISSING, MAX_ANNOTATION_TOKEN, MAX_TOKEN};
 
 /// The part of `spec` that R3 compares: any difference is a sign of life.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ pub struct LeaseRecord {
     pub lock_label: Option<String>,
     /// The label `leasehold.dev/shared-with`: the consent of an adopted Lease's owner.
     pub shared_with: Option<String>,
-    /// Name and uid of every DistributedLock among the ownerReferences.
+    /// Name and uid of every `DistributedLock` among the ownerReferences.
     pub owners: Vec<(String, String)>,
     /// `spec`.
     pub spec: SpecRecord,
@@ -91,34 +91,33 @@ impl LeaseRecord {
     /// The highest believable token that the annotations mention, of whatever grant and uid.
     #[must_use]
     pub fn last_token(&self) -> i64 {
-        let believable = |token: i64| {
-            if token > MAX_ANNOTATION_TOKEN {
-                0
-            } else {
-                token
-            }
-        };
-        let granted = match &self.grant {
-            GrantNote::V1(grant) => believable(grant.token.get()),
-            _ => 0,
-        };
-        granted.max(
-            self.ended
-                .as_ref()
-                .map_or(0, |ended| believable(ended.token)),
-        )
+        let believable = self.noted_tokens().into_iter().flatten();
+        let believable = believable.filter(|token| *token <= MAX_ANNOTATION_TOKEN);
+        believable.max().unwrap_or(0)
+    }
+
+    /// The highest token that the annotations mention, believable or not.
+    #[must_use]
+    pub fn highest_noted_token(&self) -> i64 {
+        self.noted_tokens().into_iter().flatten().max().unwrap_or(0)
     }
 
     /// Whether the annotations hold a number that is too large to be believed.
     #[must_use]
     pub fn has_absurd_token(&self) -> bool {
-        let granted =
-            matches!(&self.grant, GrantNote::V1(grant) if grant.token.get() > MAX_ANNOTATION_TOKEN);
-        granted
-            || self
-                .ended
-                .as_ref()
-                .is_some_and(|ended| ended.token > MAX_ANNOTATION_TOKEN)
+        let unreadable = match &self.grant {
+            GrantNote::Damaged(text) => text.split(';').nth(3).is_some_and(is_beyond_all_tokens),
+            _ => false,
+        };
+        unreadable || self.highest_noted_token() > MAX_ANNOTATION_TOKEN
+    }
+
+    fn noted_tokens(&self) -> [Option<i64>; 2] {
+        let granted = match &self.grant {
+            GrantNote::V1(grant) => Some(grant.token.get()),
+            _ => None,
+        };
+        [granted, self.ended.as_ref().map(|ended| ended.token)]
     }
 
     /// The uid part of `<claimant>/<uid>`, where the holder's identity has one.
@@ -262,6 +261,13 @@ fn is_newer(text: &str) -> bool {
         .strip_prefix('v')
         .and_then(|digits| digits.parse::<u32>().ok())
         .is_some_and(|version| version != 1)
+}
+
+/// A number, but above 2^53 - 1.
+fn is_beyond_all_tokens(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_digit())
+        && !text.parse().is_ok_and(|number: i64| number <= MAX_TOKEN)
 }
 
 fn parse_grant(text: &str) -> Option<Grant> {

@@ -29,7 +29,7 @@ pub struct SlotView {
     pub duration_seconds: Option<u32>,
 }
 
-/// What the rules need to know of a DistributedLock, for one slot.
+/// What the rules need to know of a `DistributedLock`, for one slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LockView {
     /// Name of the lock.
@@ -137,7 +137,7 @@ pub enum Unavailable {
     OtherLock,
     /// The Lease, or the lock, is being deleted.
     Deleting,
-    /// The Lease is not ours (no label, no consent): LeaseConflict.
+    /// The Lease is not ours (no label, no consent): `LeaseConflict`.
     NotOurs,
     /// Its grant was written by a newer version: upgrade.
     NewerVersion,
@@ -232,11 +232,22 @@ fn is_revoked(lock: &LockView, lease: &LeaseRecord) -> bool {
         return false;
     };
     if lease.is_missing() {
-        return i64::try_from(lease.resource_version).is_ok_and(|revision| floor >= revision);
+        return floor >= missing_floor(lock, lease);
     }
     lease
         .current_token()
         .is_some_and(|token| token.get() < floor)
+}
+
+/// The lowest `minFencingToken` that ends a `missing`: above every token that it may hide. Each of those is below its
+/// revision, unless it was ahead of the revision; then status or an annotation knows it.
+#[must_use]
+pub fn missing_floor(lock: &LockView, lease: &LeaseRecord) -> i64 {
+    let shown = lock.slot.as_ref().map_or(0, |slot| slot.token);
+    let known = shown.max(lease.last_token()).saturating_add(1);
+    i64::try_from(lease.resource_version)
+        .unwrap_or(i64::MAX)
+        .max(known)
 }
 
 /// A Pod hold never ends by time; status still knows it when the annotation was dropped by hand.

@@ -3,6 +3,7 @@
 use super::record::LeaseRecord;
 use super::standing::LockView;
 use crate::api::FencingToken;
+use crate::api::names::MAX_ANNOTATION_TOKEN;
 
 /// Which token the next grant gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,12 +24,15 @@ pub struct TokenChoice {
 pub fn next_token(lock: &LockView, lease: &LeaseRecord, remembered: i64) -> Option<TokenChoice> {
     let revision = i64::try_from(lease.resource_version).ok()?.checked_add(1)?;
     let slot = lock.slot.as_ref().map_or(0, |slot| slot.token);
-    let above = lease
-        .last_token()
-        .max(slot)
-        .max(remembered)
-        .checked_add(1)?;
-    let floor = above.max(lock.min_token.unwrap_or(0));
+    let floor = lock.min_token.unwrap_or(0);
+    // Where the lock itself has gone above 2^52 (a floor set by a typo), so have its grants.
+    let noted = if slot.max(floor) > MAX_ANNOTATION_TOKEN {
+        lease.highest_noted_token()
+    } else {
+        lease.last_token()
+    };
+    let above = noted.max(slot).max(remembered).checked_add(1)?;
+    let floor = above.max(floor);
     let token = FencingToken::new(revision.max(floor)).ok()?;
     Some(TokenChoice {
         token,

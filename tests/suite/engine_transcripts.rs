@@ -1,0 +1,618 @@
+//! Transcripts: `tests/engine/*.txt`, each a case told in commands, and what the engine says to each.
+//!
+//! A line is a command; lines with `=>` are its whole answer; `#` starts a comment. [`Stage::obey`] lists the commands.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use leasehold::engine::{
+    Answer, ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantNote, Held, Hold, Keeper,
+    LeaseRecord, LockView, Moment, Move, NextChange, Observation, OnHolderLost, OperatorMove,
+    Patience, Queue, Requester, Seen, SlotView, SpecRecord, Standing, Write, change, missing_floor,
+    standing,
+};
+
+#[test]
+fn transcripts_say_what_they_say() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engine");
+    let mut paths: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    paths.sort();
+    assert!(paths.len() > 10, "the transcripts are there");
+    let mut wrong = String::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy();
+        for difference in play(&text) {
+            writeln!(wrong, "{name}:{difference}").unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// Plays a transcript, and gives what is different.
+fn play(text: &str) -> Vec<String> {
+    let mut stage = Stage::new();
+    let mut differences = Vec::new();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((number, line)) = lines.next() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let said = stage.obey(line);
+        let mut expected = Vec::new();
+        while let Some((_, answer)) = lines.next_if(|(_, line)| line.trim().starts_with("=>")) {
+            expected.push(answer.trim()[2..].trim().to_owned());
+        }
+        if said != expected {
+            differences.push(format!(
+                "{}: {line}\n  expected {expected:?}\n  said     {said:?}",
+                number + 1
+            ));
+        }
+    }
+    differences
+}
+
+/// One lock, one Lease, one observer, one claimant, one operator.
+struct Stage {
+    now: Moment,
+    lock: LockView,
+    revision: u64,
+    lease: Option<LeaseRecord>,
+    seen: Option<Observation>,
+    grant: Option<Grant>,
+    remembered: i64,
+    claims: Vec<ClaimView>,
+    me: Claimant,
+    write: Option<Write>,
+    held: Option<Held>,
+    keeper: Keeper,
+    operator_write: Option<LeaseRecord>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let lock = LockView {
+            name: "lock".to_owned(),
+            uid: "lock-1".to_owned(),
+            duration_seconds: 15,
+            longest_seconds: Some(15),
+            slot: Some(SlotView::default()),
+            ..LockView::default()
+        };
+        Self {
+            now: Moment::ZERO,
+            lock,
+            revision: 100,
+            lease: None,
+            seen: None,
+            grant: None,
+            remembered: 0,
+            claims: Vec::new(),
+            me: claimant(Patience::Wait),
+            write: None,
+            held: None,
+            keeper: Keeper::default(),
+            operator_write: None,
+        }
+    }
+
+    fn obey(&mut self, line: &str) -> Vec<String> {
+        let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let values: BTreeMap<&str, &str> = words
+            .iter()
+            .map(|word| word.split_once('=').unwrap_or((word, "")))
+            .collect();
+        match command {
+            // at SECONDS
+            "at" => {
+                self.now = Moment::from_secs_f64(words[0].parse().unwrap());
+                vec![]
+            }
+            // lock duration= delay= longest= min= token= onlost=Hold closed uid=
+            "lock" => self.set_lock(&values),
+            // A new Lease: lease none | lease holder= duration= transitions= uid= …; then nobody has seen it yet.
+            "lease" => {
+                self.revision += 1;
+                self.lease = (!values.contains_key("none")).then(|| new_lease(self.revision));
+                self.edit(&values);
+                vec![]
+            }
+            // A change by hand, of the same fields.
+            "edit" => {
+                self.revision += 1;
+                self.edit(&values);
+                vec![]
+            }
+            // Everybody sees the Lease: by an event, or by a get.
+            "watch" => self.show(Seen::Watched),
+            "read" => self.show(Seen::Read),
+            // An event tells the claimant of a deletion.
+            "gone" => {
+                self.me.lease_seen(None, Seen::Watched, self.now);
+                vec![]
+            }
+            "show" => vec![self.lease.as_ref().map_or("none".to_owned(), summary)],
+            "standing" => vec![self.standing().map_or("none".to_owned(), |s| said(&s))],
+            "floor" => vec![missing_floor(&self.lock, self.lease.as_ref().unwrap()).to_string()],
+            "absurd" => vec![self.lease.as_ref().unwrap().has_absurd_token().to_string()],
+            // take WHO hold=Fixed: by the observer, at once.
+            "take" => self.take(words[0], &values),
+            "renew" => {
+                let record = change::renew(
+                    &self.lock,
+                    self.lease.as_ref().unwrap(),
+                    self.grant.as_ref().unwrap(),
+                    self.wall(),
+                );
+                self.put(record)
+            }
+            "release" => {
+                let record = change::release(
+                    self.lease.as_ref().unwrap(),
+                    self.grant.as_ref().unwrap(),
+                    "done",
+                    self.wall(),
+                );
+                self.put(record)
+            }
+            "stamp" => match change::stamp(&self.lock, self.lease.as_ref().unwrap(), 0) {
+                Some(record) => self.put(record),
+                None => vec!["no token left".to_owned()],
+            },
+            // claims a b! c: in order, b's Pod being gone.
+            "claims" => {
+                self.claims = words
+                    .iter()
+                    .enumerate()
+                    .map(|(at, name)| claim_view(name, at))
+                    .collect();
+                vec![]
+            }
+            // me wait | try | stop | ?: the claimant begins, stops, or says what it does.
+            "me" => self.me(words[0]),
+            // answered applied | refused | lost [at SECONDS]: the answer to its write.
+            "answered" => self.answered(words[0]),
+            // operator ? | leads | wrote: what the operator does; its write is applied.
+            "operator" => self.operator(words[0]),
+            other => panic!("unknown command {other}"),
+        }
+    }
+
+    fn wall(&self) -> i64 {
+        i64::try_from(self.now.as_micros()).unwrap()
+    }
+
+    fn set_lock(&mut self, values: &BTreeMap<&str, &str>) -> Vec<String> {
+        let lock = &mut self.lock;
+        for (key, value) in values {
+            match *key {
+                "duration" => lock.duration_seconds = value.parse().unwrap(),
+                "delay" => lock.lock_delay_seconds = value.parse().unwrap(),
+                "longest" => lock.longest_seconds = Some(value.parse().unwrap()),
+                "min" => lock.min_token = Some(value.parse().unwrap()),
+                "token" => lock.slot.get_or_insert_default().token = value.parse().unwrap(),
+                "last" => lock.slot.get_or_insert_default().duration_seconds = value.parse().ok(),
+                "holder" => {
+                    let slot = lock.slot.get_or_insert_default();
+                    (*value).clone_into(&mut slot.holder);
+                }
+                "hold" => lock.slot.get_or_insert_default().hold = Some(hold(value)),
+                "onlost" => lock.on_holder_lost = OnHolderLost::Hold,
+                "closed" => lock.slot = None,
+                "adopts" => lock.adopts = true,
+                "deleting" => lock.deleting = true,
+                "uid" => (*value).clone_into(&mut lock.uid),
+                other => panic!("unknown field {other}"),
+            }
+        }
+        self.me.lock_read(Some(self.lock.clone()), self.now);
+        self.keeper.lock_read(self.lock.clone(), self.now);
+        vec![]
+    }
+
+    fn edit(&mut self, values: &BTreeMap<&str, &str>) {
+        let Some(lease) = &mut self.lease else {
+            return;
+        };
+        lease.resource_version = self.revision;
+        for (key, value) in values {
+            match *key {
+                "uid" => (*value).clone_into(&mut lease.uid),
+                "holder" => (*value).clone_into(&mut lease.spec.holder),
+                "missing" => lease.spec = change::missing(&self.lock, 0),
+                "duration" => lease.spec.duration_seconds = value.parse().ok(),
+                "transitions" => lease.spec.transitions = value.parse().unwrap(),
+                "renewed" => lease.spec.renew_time = value.parse().ok(),
+                "grant" => lease.grant = GrantNote::parse((!value.is_empty()).then_some(*value)),
+                "ended" => lease.ended = Ended::parse(value),
+                "next" => lease.next = (!value.is_empty()).then(|| claim(value)),
+                "shared" => {
+                    lease.lock_label = None;
+                    lease.owners.clear();
+                    lease.shared_with = Some("lock".to_owned());
+                }
+                "unlabelled" => lease.lock_label = None,
+                "owner" => lease.owners = vec![("lock".to_owned(), (*value).to_owned())],
+                "token" => {}
+                other => panic!("unknown field {other}"),
+            }
+        }
+        if let Some(token) = values.get("token") {
+            // The note of the present holder.
+            let id = lease.grant_id();
+            lease.grant = GrantNote::parse(Some(&format!(
+                "v1;{};{};{token};Heartbeat;/;{}",
+                id.uid, id.transitions, id.holder
+            )));
+        }
+    }
+
+    fn show(&mut self, seen: Seen) -> Vec<String> {
+        match (&self.lease, &mut self.seen) {
+            (Some(lease), Some(known)) => known.note(lease, seen, self.now),
+            (Some(lease), none) => *none = Some(Observation::first(lease, self.now)),
+            (None, some) => *some = None,
+        }
+        self.me.lease_seen(self.lease.clone(), seen, self.now);
+        self.keeper.lease_seen(self.lease.clone(), seen, self.now);
+        vec![]
+    }
+
+    fn standing(&self) -> Option<Standing> {
+        Some(standing::standing(
+            &self.lock,
+            self.lease.as_ref()?,
+            self.seen.as_ref()?,
+            self.now,
+        ))
+    }
+
+    /// A write is applied, and everybody sees it.
+    fn put(&mut self, mut record: LeaseRecord) -> Vec<String> {
+        self.revision += 1;
+        record.resource_version = self.revision;
+        self.lease = Some(record);
+        self.show(Seen::Watched);
+        vec![self.lease.as_ref().map(summary).unwrap()]
+    }
+
+    fn take(&mut self, who: &str, values: &BTreeMap<&str, &str>) -> Vec<String> {
+        let who = Requester {
+            identity: identity(who),
+            hold: values
+                .get("hold")
+                .map_or(Hold::Heartbeat, |word| hold(word)),
+            pod: None,
+            note: None,
+            remembered: self.remembered,
+        };
+        let Some(standing) = self.standing() else {
+            return vec!["no lease".to_owned()];
+        };
+        let lease = self.lease.as_ref().unwrap();
+        match change::take(
+            &self.lock,
+            lease,
+            standing,
+            &who,
+            NextChange::Keep,
+            self.wall(),
+        ) {
+            Ok(take) => {
+                self.grant = Some(take.grant);
+                let mut said = self.put(take.record);
+                if take.ahead_of_revision {
+                    said.push("ahead of the revision".to_owned());
+                }
+                said
+            }
+            Err(error) => vec![error.to_string()],
+        }
+    }
+
+    fn me(&mut self, what: &str) -> Vec<String> {
+        match what {
+            "wait" => self.me = claimant(Patience::Wait),
+            "try" => self.me = claimant(Patience::Try),
+            "stop" => self.me.stop(),
+            _ => return self.ask_me(),
+        }
+        vec![]
+    }
+
+    /// Asks until there is something to write, or to wait for; reads are answered at once.
+    fn ask_me(&mut self) -> Vec<String> {
+        let mut said = Vec::new();
+        loop {
+            match self.me.decide(self.now, self.wall()) {
+                Move::ReadLock => {
+                    said.push("reads the lock".to_owned());
+                    self.me.lock_read(Some(self.lock.clone()), self.now);
+                }
+                Move::ReadLease => {
+                    said.push("reads the lease".to_owned());
+                    self.me.lease_seen(self.lease.clone(), Seen::Read, self.now);
+                }
+                Move::ReadClaim(claim) => {
+                    said.push(format!("reads the claim {}", claim.name));
+                    let counts = self.claims.iter().any(|other| other.claim == claim);
+                    self.me.claim_read(&claim, counts);
+                }
+                Move::ListClaims => {
+                    said.push("lists claims".to_owned());
+                    self.me.claims_listed(self.claims.clone());
+                }
+                Move::MakeClaim => {
+                    said.push("makes a claim".to_owned());
+                    let view = claim_view("me", self.claims.len());
+                    self.me.joined(view.claim.clone(), identity("me"));
+                    self.claims.push(view);
+                }
+                Move::DeleteClaim(claim) => {
+                    said.push("deletes its claim".to_owned());
+                    self.claims.retain(|other| other.claim != claim);
+                    self.me.left();
+                }
+                Move::StartOver => {
+                    said.push("starts over".to_owned());
+                    self.me.start_over(identity("me2"));
+                }
+                Move::Write(write) => {
+                    let kind = match &write {
+                        Write::Take(_) => "takes",
+                        Write::Confirm(_) => "confirms",
+                        Write::Name(_) => "names",
+                        Write::PassOver(_) => "passes over",
+                    };
+                    said.push(format!("{kind}: {}", summary(write.record())));
+                    self.me.sending(&write);
+                    self.write = Some(write);
+                    return said;
+                }
+                Move::Wait { until, why } => {
+                    let until =
+                        until.map_or(String::new(), |until| format!(" until {}", seconds(until)));
+                    said.push(format!("waits{until}: {why:?}"));
+                    return said;
+                }
+                Move::Refuse(why) => {
+                    said.push(format!("refused: {why:?}"));
+                    return said;
+                }
+                Move::Gone => {
+                    said.push("gone".to_owned());
+                    return said;
+                }
+            }
+        }
+    }
+
+    fn answered(&mut self, how: &str) -> Vec<String> {
+        let write = self.write.take().expect("a write was sent");
+        let fits = self.lease.as_ref().is_some_and(|lease| {
+            let record = write.record();
+            lease.uid == record.uid && lease.resource_version == record.resource_version
+        });
+        // `lost-applied` is a write that was applied and not answered.
+        if matches!(how, "applied" | "lost-applied") {
+            assert!(fits, "the server would refuse that");
+            self.revision += 1;
+            let mut record = write.record().clone();
+            record.resource_version = self.revision;
+            self.lease = Some(record);
+        }
+        let answer = match how {
+            "applied" => Answer::Applied(self.lease.clone().unwrap()),
+            "refused" => Answer::Refused,
+            _ => Answer::Unknown,
+        };
+        match self.me.answered(&write, answer, self.now, self.now) {
+            Some(held) => {
+                let said = format!(
+                    "holds token {} until {}",
+                    held.grant().token,
+                    seconds(held.work_deadline())
+                );
+                self.held = Some(held);
+                vec![said]
+            }
+            None => vec![],
+        }
+    }
+
+    fn operator(&mut self, what: &str) -> Vec<String> {
+        match what {
+            "leads" => {
+                self.keeper.begin_to_lead();
+                return vec![];
+            }
+            "opened" => {
+                self.keeper.opened();
+                self.lock.slot = Some(SlotView::default());
+                self.keeper.lock_read(self.lock.clone(), self.now);
+                return vec![];
+            }
+            "wrote" => {
+                let record = self.operator_write.take().expect("it wrote");
+                return self.put(record);
+            }
+            _ => {}
+        }
+        let mut said = Vec::new();
+        loop {
+            let queue = self.lease.as_ref().map_or_else(Queue::default, |lease| {
+                Queue::new(self.claims.iter().cloned(), lease)
+            });
+            match self
+                .keeper
+                .decide(&queue, "operator", self.now, self.wall())
+            {
+                OperatorMove::ReadLock => {
+                    said.push("reads the lock".to_owned());
+                    self.keeper.lock_read(self.lock.clone(), self.now);
+                }
+                OperatorMove::ReadClaim(claim) => {
+                    said.push(format!("reads the claim {}", claim.name));
+                    let counts = self.claims.iter().any(|other| other.claim == claim);
+                    self.keeper.claim_read(&claim, counts);
+                }
+                OperatorMove::Create(spec) => {
+                    said.push(format!(
+                        "creates: {} for {} s",
+                        spec.holder,
+                        spec.duration_seconds.unwrap()
+                    ));
+                    return said;
+                }
+                OperatorMove::Open => {
+                    said.push("opens".to_owned());
+                    return said;
+                }
+                OperatorMove::Write {
+                    what,
+                    record,
+                    then_delete,
+                } => {
+                    let then = then_delete.map_or(String::new(), |claim| {
+                        format!(", then deletes {}", claim.name)
+                    });
+                    said.push(format!("{what:?}: {}{then}", summary(&record)));
+                    self.operator_write = Some(*record);
+                    return said;
+                }
+                OperatorMove::Wait { until, stalled } => {
+                    let until =
+                        until.map_or(String::new(), |until| format!(" until {}", seconds(until)));
+                    let stalled = stalled.map_or(String::new(), |why| format!(": {why:?}"));
+                    said.push(format!("waits{until}{stalled}"));
+                    return said;
+                }
+            }
+        }
+    }
+}
+
+fn new_lease(revision: u64) -> LeaseRecord {
+    LeaseRecord {
+        uid: "L1".to_owned(),
+        resource_version: revision,
+        deleting: false,
+        lock_label: Some("lock".to_owned()),
+        shared_with: None,
+        owners: vec![("lock".to_owned(), "lock-1".to_owned())],
+        spec: SpecRecord {
+            duration_seconds: Some(1),
+            ..SpecRecord::default()
+        },
+        grant: GrantNote::Absent,
+        next: None,
+        ended: None,
+        holder_note: None,
+    }
+}
+
+fn claimant(patience: Patience) -> Claimant {
+    let who = Requester {
+        identity: identity("me0"),
+        hold: Hold::Heartbeat,
+        pod: None,
+        note: None,
+        remembered: 0,
+    };
+    Claimant::new(who, patience, Moment::ZERO)
+}
+
+/// Claims and identities of short names get uids in the form of uids.
+fn uid(name: &str) -> String {
+    let number = name
+        .bytes()
+        .fold(0_u64, |number, byte| number << 8 | u64::from(byte));
+    format!("{number:036x}")
+}
+
+fn identity(name: &str) -> String {
+    if name.contains('/') || name.contains('_') {
+        return name.to_owned();
+    }
+    format!("{name}/{}", uid(name))
+}
+
+fn claim(name: &str) -> ClaimRef {
+    ClaimRef {
+        name: name.to_owned(),
+        uid: uid(name),
+    }
+}
+
+fn claim_view(name: &str, at: usize) -> ClaimView {
+    let dead = name.ends_with('!');
+    let fixed = name.ends_with('*');
+    ClaimView {
+        claim: claim(name.trim_end_matches(['!', '*'])),
+        ticket: 10 + u64::try_from(at).unwrap(),
+        hold: if fixed { Hold::Fixed } else { Hold::Heartbeat },
+        waiting: true,
+        dead,
+    }
+}
+
+fn hold(word: &str) -> Hold {
+    match word {
+        "Fixed" => Hold::Fixed,
+        "Pod" => Hold::Pod,
+        _ => Hold::Heartbeat,
+    }
+}
+
+fn short(identity: &str) -> &str {
+    identity
+        .rsplit_once("/0000")
+        .map_or(identity, |(name, _)| name)
+}
+
+/// A Lease in one line: holder, duration, transitions, token, and what is there of `next` and `ended`.
+fn summary(lease: &LeaseRecord) -> String {
+    let holder = if lease.is_free() {
+        "free"
+    } else {
+        short(&lease.spec.holder)
+    };
+    let mut text = format!(
+        "{holder} {}s n{}",
+        lease.spec.duration_seconds.unwrap_or(0),
+        lease.spec.transitions
+    );
+    if let Some(token) = lease.current_token() {
+        write!(text, " token {token}").unwrap();
+    }
+    if let Some(next) = &lease.next {
+        write!(text, " next {}", next.name).unwrap();
+    }
+    if let Some(Ended {
+        token, kind, by, ..
+    }) = &lease.ended
+    {
+        let kind: &EndKind = kind;
+        write!(text, " ended {token} {} by {}", kind.as_str(), short(by)).unwrap();
+    }
+    text
+}
+
+fn said(standing: &Standing) -> String {
+    match standing {
+        Standing::Held { until } => format!("held until {}", seconds(*until)),
+        Standing::Unavailable(why) => format!("unavailable: {why:?}"),
+        other => format!("{other:?}"),
+    }
+}
+
+fn seconds(moment: Moment) -> String {
+    format!("{}", moment.as_secs_f64())
+}
