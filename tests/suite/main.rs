@@ -17,8 +17,11 @@ mod client_seams;
 mod client_waits;
 #[cfg(target_os = "linux")]
 mod docs;
+mod engine_rules;
+mod engine_transcripts;
 #[cfg(feature = "fence-postgres")]
 mod fence;
+mod model;
 #[cfg(feature = "cli")]
 mod operator_claims;
 #[cfg(feature = "cli")]
