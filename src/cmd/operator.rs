@@ -20,32 +20,33 @@ use super::{parse_duration, say};
 #[derive(clap::Args)]
 pub struct Args {
     /// The operator's own namespace, for the Lease of its election; by default the Pod's, or the kubeconfig's
-    #[arg(short, long, env = "POD_NAMESPACE")]
+    #[arg(short, long, env = "POD_NAMESPACE", value_name = "NS")]
     namespace: Option<String>,
-    /// A namespace to look after; may be repeated. By default all
+    /// A namespace to look after; may be repeated, or separated by commas. By default all
     #[arg(
         long = "watch-namespace",
         env = "WATCH_NAMESPACE",
+        value_name = "NS",
         value_delimiter = ','
     )]
     watch_namespaces: Vec<String>,
     /// The Lease of the election
-    #[arg(long, default_value = "leasehold-operator")]
+    #[arg(long, default_value = "leasehold-operator", value_name = "NAME")]
     leader_election_id: String,
     /// How long a leader that died can keep others from leading; whole seconds
-    #[arg(long, default_value = "15s", value_parser = parse_duration)]
+    #[arg(long, default_value = "15s", value_parser = parse_duration, value_name = "DURATION")]
     leader_lease_duration: Duration,
     /// A leader that could not renew for so long leads no more; three to four fifths of the lease duration
-    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "DURATION")]
     leader_renew_deadline: Duration,
     /// How often a standby looks, and a leader repeats a renewal that failed; at most half of the renew deadline
-    #[arg(long, default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, default_value = "2s", value_parser = parse_duration, value_name = "DURATION")]
     leader_retry_period: Duration,
     /// Who this replica is; by default the Pod's name, or the host's
-    #[arg(long, env = "POD_NAME")]
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
     identity: Option<String>,
     /// Where /livez, /readyz and /metrics are served
-    #[arg(long, default_value = "0.0.0.0:8080")]
+    #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     http_addr: SocketAddr,
     /// How the log is written, to stderr; `RUST_LOG` filters it
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]

@@ -30,6 +30,8 @@ const EXIT_UNAVAILABLE: u8 = 69;
 const EXIT_USAGE: u8 = 2;
 /// What the command gets between TERM and KILL, where a fifth of the lease is not less.
 const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(10);
+/// What to do where the definitions are missing.
+const NOT_INSTALLED: &str = "the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)";
 /// Where Kubernetes looks for a container's last words.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
@@ -37,7 +39,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   the command's own; 128 + n if signal n ended it
     2  the command line is wrong, or --kill-grace does not fit the lock's lease duration
-   69  the API server is unreachable or refuses, or there is no such lock
+   69  the API server is unreachable or refuses, there is no such lock, or it is not ready (--try)
    75  busy (--try), not had in time (--wait), or too many wait already; see --busy-exit-code
    76  the lock was lost while the command ran; see --lost-exit-code
   126  the command can't be executed
@@ -325,8 +327,7 @@ async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
     .await;
     let mut near = match listed {
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-            return "; the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)"
-                .to_owned();
+            return format!("; {NOT_INSTALLED}");
         }
         Ok(Ok(list)) => list
             .items
@@ -371,6 +372,11 @@ async fn create(locks: &Locks, lock: &str) -> Result<(), String> {
             Ok(())
         }
         Ok(Err(kube::Error::Api(status))) if status.reason == "AlreadyExists" => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.details.is_none() => {
+            Err(NOT_INSTALLED.to_owned())
+        }
+        // The server's own words; the error's have the whole status in them.
+        Ok(Err(kube::Error::Api(status))) if status.code < 500 => Err(status.message.clone()),
         Ok(Err(error)) => Err(chain(&error)),
     }
 }

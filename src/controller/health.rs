@@ -63,9 +63,9 @@ impl Health {
 
 /// Binds the address; says in words why it can't.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| format!("cannot listen on {address}: {error}"))
+    TcpListener::bind(address).await.map_err(|error| {
+        format!("cannot listen on {address}: {error}; --http-addr chooses another")
+    })
 }
 
 /// Serves until the process ends.
