@@ -10,7 +10,7 @@
 //! * [`standing`]: may this writer replace the holder it sees, and when (R3).
 //! * [`queue`]: the order of claims, who comes after whom.
 //! * [`change`]: the records that may be written: take, renew, release, end, name, stamp (R1, R2, R9).
-//! * [`claimant`]: what somebody who wants the lock does next.
+//! * [`claimant`]: what somebody who wants the lock does next; [`moves`]: what it asks of its shell.
 //! * [`holder`]: what somebody who has it may still believe (R4).
 //! * [`operator`]: what the operator does next.
 //!
@@ -20,6 +20,7 @@
 pub mod change;
 pub mod claimant;
 pub mod holder;
+pub mod moves;
 pub mod operator;
 pub mod queue;
 pub mod record;
@@ -27,8 +28,9 @@ pub mod standing;
 pub mod token;
 
 pub use change::{NextChange, Requester, Take, TakeRefused};
-pub use claimant::{Answer, Claimant, Move, Patience, Refusal, Waiting, Write};
+pub use claimant::Claimant;
 pub use holder::{Held, LossReason, Terms, TermsError};
+pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, OperatorMove, OperatorWrite};
 pub use queue::{ClaimView, Queue};
 pub use record::{
