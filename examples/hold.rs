@@ -3,6 +3,7 @@
 //! The cluster is the one of `KUBECONFIG`, or the Pod's own. A test runs this (`tests/suite/docs.rs`).
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::api::FencingToken;
@@ -11,7 +12,17 @@ use leasehold::client::Locks;
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 #[tokio::main]
-async fn main() -> Outcome {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hold: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Outcome {
     let name = std::env::args().nth(1).ok_or("usage: hold LOCK")?;
     hold(&Locks::infer().await?, &name).await
 }

@@ -209,6 +209,7 @@ impl Election {
         let mut found = None;
         let mut trouble = String::new();
         let mut leave_by = None;
+        let mut stands_by = false;
         loop {
             if *stop.borrow() {
                 claimant.stop();
@@ -266,6 +267,11 @@ impl Election {
                 Move::Refuse(refusal) => {
                     if refusal != Refusal::Busy {
                         tracing::warn!(lease = self.name, ?refusal, "cannot contend for the lead");
+                    } else if !std::mem::replace(&mut stands_by, true) {
+                        let leader = found
+                            .as_ref()
+                            .map(|lease| lease.record.spec.holder.as_str());
+                        tracing::info!(lease = self.name, leader, "stands by");
                     }
                     self.pause(stop).await;
                     self.look_again(&mut claimant, &mut found, &mut trouble)

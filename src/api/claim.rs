@@ -24,6 +24,7 @@ use super::token::FencingToken;
     selectable = ".spec.lockName",
     selectable = ".status.phase",
     printcolumn(name = "Lock", type_ = "string", json_path = ".spec.lockName"),
+    printcolumn(name = "Claimant", type_ = "string", json_path = ".spec.claimant"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Token",

@@ -213,6 +213,10 @@ impl Reconciler {
     ) -> Result<bool, WriteError> {
         match self.writer.put_lease(lease, found, record, what).await? {
             Put::Applied(now) => {
+                if matches!(what, OperatorWrite::Expire | OperatorWrite::Revoke) {
+                    let (holder, token) = (&found.record.spec.holder, found.record.current_token());
+                    tracing::info!(%lease, holder, token = token.map(crate::api::FencingToken::get), ?what, "ended a grant");
+                }
                 // Guarded by the record that the keeper had seen: nothing was missed in between.
                 self.note(lease, Some(*now), Seen::Watched);
                 Ok(true)

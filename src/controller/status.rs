@@ -15,7 +15,9 @@ use crate::api::{
     HoldType, LockPhase, SlotStatus, set_condition,
 };
 use crate::engine::token::next_token;
-use crate::engine::{Hold, LeaseRecord, LockView, Queue, Unavailable, WallMicros, missing_floor};
+use crate::engine::{
+    Grant, GrantNote, Hold, LeaseRecord, LockView, Queue, Unavailable, WallMicros, missing_floor,
+};
 
 /// Why a lock can't work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,9 +119,10 @@ pub fn short(identity: &str) -> &str {
 /// One slot's entry. A holder is shown only with a token of its own: a `missing`, a foreign holder that has no stamp
 /// yet and a restored Lease with an old grant show as an entry without a holder.
 fn slot_entry(old: SlotStatus, lease: Option<&LeaseRecord>) -> SlotStatus {
+    let missed = lease.and_then(last_grant).map(|grant| grant.token);
     let freed = SlotStatus {
         slot: 0,
-        fencing_token: old.fencing_token,
+        fencing_token: old.fencing_token.max(missed),
         holder_identity: String::new(),
         // Kept: a `missing` waits for as long as the last grant may last.
         lease_duration_seconds: old.lease_duration_seconds,
@@ -169,6 +172,21 @@ fn slot_entry(old: SlotStatus, lease: Option<&LeaseRecord>) -> SlotStatus {
     }
 }
 
+/// The grant that a free Lease tells of: it may have begun and ended while nobody mirrored.
+fn last_grant(lease: &LeaseRecord) -> Option<&Grant> {
+    match &lease.grant {
+        GrantNote::V1(grant)
+            if lease.is_free()
+                && grant.uid == lease.uid
+                && grant.transitions == lease.spec.transitions
+                && grant.token.get() <= names::MAX_ANNOTATION_TOKEN =>
+        {
+            Some(grant)
+        }
+        _ => None,
+    }
+}
+
 /// The node, from the annotation `leasehold.dev/holder`: `{"node": …, "host": …, "pid": …}`.
 fn node_of(note: &str) -> Option<String> {
     let fields: serde_json::Value = serde_json::from_str(note).ok()?;
@@ -203,6 +221,12 @@ fn history(
     {
         ended.push(end_of(unseen, sight));
     }
+    ended.extend(missed_end(sight).filter(|end| {
+        end.fencing_token > known
+            && ended
+                .iter()
+                .all(|seen| seen.fencing_token != end.fencing_token)
+    }));
     ended.sort_by_key(|end| end.fencing_token);
     ended.dedup_by_key(|end| end.fencing_token);
     for end in ended {
@@ -217,6 +241,24 @@ fn history(
     }
     history.truncate(limit);
     history
+}
+
+/// The end of the grant that a free Lease tells of.
+fn missed_end(sight: &Sight<'_>) -> Option<HistoryEntry> {
+    let lease = sight.lease?;
+    let grant = last_grant(lease)?;
+    let noted = lease
+        .ended
+        .as_ref()
+        .filter(|ended| ended.uid == lease.uid && ended.token == grant.token.get());
+    Some(HistoryEntry {
+        slot: 0,
+        holder_identity: grant.holder.clone(),
+        fencing_token: Some(grant.token),
+        acquire_time: lease.spec.acquire_time.and_then(micro_time),
+        end_time: lease.spec.renew_time.and_then(micro_time),
+        reason: noted.map_or(EndReason::Released, |ended| end_reason(ended.kind)),
+    })
 }
 
 /// The end of a grant that status shows and whose end nobody saw: what the annotations still tell of it.

@@ -264,3 +264,23 @@ fn a_lock_that_is_not_open_gets_no_entry_from_the_mirror() {
     assert_eq!(status.longest_lease_duration_seconds, None);
     assert_eq!(world.look(true).slots.len(), 1);
 }
+
+#[test]
+fn a_grant_that_came_and_went_unseen_is_told_by_the_lease_it_left() {
+    let mut world = World::new();
+    world.step(Step::Take);
+    world.step(Step::Mirror);
+    world.step(Step::Release);
+    world.step(Step::Take);
+    world.step(Step::Release);
+    world.step(Step::Restart);
+    let token = world.lease.ended.as_ref().map(|ended| ended.token);
+    let status = world.look(false);
+    assert_eq!(status.fencing_token.map(FencingToken::get), token);
+    assert_eq!(status.slots[0].fencing_token, status.fencing_token);
+    assert!(status.slots[0].is_free());
+    assert_eq!(status.history[0].fencing_token, status.fencing_token);
+    assert_eq!(status.history[0].reason, EndReason::Released);
+    assert_eq!(status.history.len(), 2);
+    world.step(Step::Mirror);
+}
