@@ -525,10 +525,10 @@ impl Claimant {
         let Some(lock) = self.lock.value() else {
             return Move::ReadLock;
         };
-        // Before a silent holder is replaced the lock is read again: Hold may be new.
-        if standing == Standing::Expired
-            && !was_expired_when_read(lock, self.lock_read, lease, seen)
-        {
+        // Before a silent holder is replaced the lock is read again, for each attempt: Hold may be new.
+        let is_fresh =
+            !self.lock_is_older && was_expired_when_read(lock, self.lock_read, lease, seen);
+        if standing == Standing::Expired && !is_fresh {
             return Move::ReadLock;
         }
         match change::take(lock, lease, standing, &self.who, next, wall) {

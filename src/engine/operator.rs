@@ -63,6 +63,8 @@ pub enum OperatorWrite {
 pub struct Keeper {
     lock: Option<(LockView, Moment)>,
     lease: Option<LeaseRecord>,
+    /// When the Lease was last seen to change, in whatever.
+    changed: Moment,
     seen: Option<Observation>,
     remembered: i64,
     /// uid and resourceVersion of the Lease that was there before the first status entry was written.
@@ -94,6 +96,7 @@ impl Keeper {
         {
             *self = Self {
                 lease: self.lease.take(),
+                changed: self.changed,
                 seen: self.seen.take(),
                 ..Self::default()
             };
@@ -121,6 +124,10 @@ impl Keeper {
         }
         let same = matches!((&self.lease, &lease), (Some(known), Some(lease))
             if known.uid == lease.uid && known.spec == lease.spec);
+        let revision = |lease: &Option<LeaseRecord>| lease.as_ref().map(|l| l.resource_version);
+        if revision(&self.lease) != revision(&lease) {
+            self.changed = now;
+        }
         if !same {
             // Whatever was takeable was taken, or held, in between.
             self.takeable = None;
@@ -217,13 +224,14 @@ impl Keeper {
         self.keep_queue(queue, now)
     }
 
-    /// Before a silent holder is ended the lock is read again: Hold may be new, and the longest duration too.
+    /// Before a silent holder is ended the lock is read again, for each attempt: Hold may be new, and the longest
+    /// duration too.
     fn expire(&self, identity: &str, wall: WallMicros) -> OperatorMove {
         let (Some((lock, read)), Some(lease), Some(seen)) = (&self.lock, &self.lease, &self.seen)
         else {
             return OperatorMove::ReadLock;
         };
-        if standing(lock, lease, seen, *read) != Standing::Expired {
+        if *read < self.changed || standing(lock, lease, seen, *read) != Standing::Expired {
             return OperatorMove::ReadLock;
         }
         let reason = "its lease ended without a renewal";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::engine::{
-    ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantId, GrantNote, Held, Hold,
+    Answer, ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantId, GrantNote, Held, Hold,
     LeaseRecord, LockView, Move, NextChange, Observation, Patience, PodRef, Queue, Refusal,
     Requester, Seen, SlotView, SpecRecord, Standing, Terms, TermsError, Waiting, change, standing,
     token,
@@ -269,6 +269,34 @@ fn a_lease_that_goes_makes_the_lock_be_read() {
     assert_eq!(me.decide(secs(1), 0), Move::ReadLock);
     me.lock_read(None, secs(1));
     assert_eq!(me.decide(secs(1), 0), Move::Refuse(Refusal::NoLock));
+}
+
+#[test]
+fn the_lock_is_read_again_for_each_attempt_to_replace_a_silent_holder() {
+    let named = |revision, name: &str| {
+        let mut record = LeaseRecord {
+            next: Some(claim(name)),
+            ..lease(revision)
+        };
+        record.spec.holder = "dead/9".to_owned();
+        record.spec.duration_seconds = Some(15);
+        record
+    };
+    let claims = vec![view("me", 1), view("b", 2)];
+    let mut me = waiting(&lock(), named(100, "me"), claims.clone());
+    assert_eq!(me.decide(secs(15), 0), Move::ReadLock);
+    me.lock_read(Some(lock()), secs(15));
+    let Move::Write(write) = me.decide(secs(15), 0) else {
+        panic!("it takes");
+    };
+    me.sending(&write);
+    // Somebody has passed over it, and it is its turn again a while later; Hold may be new by then.
+    let refused = me.answered(&write, Answer::Refused, secs(15), secs(15));
+    assert_eq!(refused, None);
+    me.lease_seen(Some(named(101, "b")), Seen::Read, secs(15));
+    me.lease_seen(Some(named(102, "me")), Seen::Watched, secs(40));
+    me.claims_listed(claims);
+    assert_eq!(me.decide(secs(40), 0), Move::ReadLock);
 }
 
 #[test]

@@ -7,10 +7,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use leasehold::engine::{
-    Answer, ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantNote, Held, Hold, Keeper,
-    LeaseRecord, LockView, Moment, Move, NextChange, Observation, OnHolderLost, OperatorMove,
-    Patience, Queue, Requester, Seen, SlotView, SpecRecord, Standing, Write, change, missing_floor,
-    standing,
+    Answer, ClaimView, Claimant, Ended, Grant, GrantNote, Held, Hold, Keeper, LeaseRecord,
+    LockView, Moment, Move, NextChange, Observation, OnHolderLost, OperatorMove, Patience, Queue,
+    Requester, Seen, SlotView, Standing, Write, change, missing_floor, standing,
+};
+
+use super::engine_words::{
+    claim, claim_view, claimant, hold, identity, new_lease, said, seconds, summary,
 };
 
 #[test]
@@ -497,122 +500,4 @@ impl Stage {
             }
         }
     }
-}
-
-fn new_lease(revision: u64) -> LeaseRecord {
-    LeaseRecord {
-        uid: "L1".to_owned(),
-        resource_version: revision,
-        deleting: false,
-        lock_label: Some("lock".to_owned()),
-        shared_with: None,
-        owners: vec![("lock".to_owned(), "lock-1".to_owned())],
-        spec: SpecRecord {
-            duration_seconds: Some(1),
-            ..SpecRecord::default()
-        },
-        grant: GrantNote::Absent,
-        next: None,
-        ended: None,
-        holder_note: None,
-    }
-}
-
-fn claimant(patience: Patience) -> Claimant {
-    let who = Requester {
-        identity: identity("me0"),
-        hold: Hold::Heartbeat,
-        pod: None,
-        note: None,
-        remembered: 0,
-    };
-    Claimant::new(who, patience, Moment::ZERO)
-}
-
-/// Claims and identities of short names get uids in the form of uids.
-fn uid(name: &str) -> String {
-    let number = name
-        .bytes()
-        .fold(0_u64, |number, byte| number << 8 | u64::from(byte));
-    format!("{number:036x}")
-}
-
-fn identity(name: &str) -> String {
-    if name.contains('/') || name.contains('_') {
-        return name.to_owned();
-    }
-    format!("{name}/{}", uid(name))
-}
-
-fn claim(name: &str) -> ClaimRef {
-    ClaimRef {
-        name: name.to_owned(),
-        uid: uid(name),
-    }
-}
-
-fn claim_view(name: &str, at: usize) -> ClaimView {
-    let dead = name.ends_with('!');
-    let fixed = name.ends_with('*');
-    ClaimView {
-        claim: claim(name.trim_end_matches(['!', '*'])),
-        ticket: 10 + u64::try_from(at).unwrap(),
-        hold: if fixed { Hold::Fixed } else { Hold::Heartbeat },
-        waiting: true,
-        dead,
-    }
-}
-
-fn hold(word: &str) -> Hold {
-    match word {
-        "Fixed" => Hold::Fixed,
-        "Pod" => Hold::Pod,
-        _ => Hold::Heartbeat,
-    }
-}
-
-fn short(identity: &str) -> &str {
-    identity
-        .rsplit_once("/0000")
-        .map_or(identity, |(name, _)| name)
-}
-
-/// A Lease in one line: holder, duration, transitions, token, and what is there of `next` and `ended`.
-fn summary(lease: &LeaseRecord) -> String {
-    let holder = if lease.is_free() {
-        "free"
-    } else {
-        short(&lease.spec.holder)
-    };
-    let mut text = format!(
-        "{holder} {}s n{}",
-        lease.spec.duration_seconds.unwrap_or(0),
-        lease.spec.transitions
-    );
-    if let Some(token) = lease.current_token() {
-        write!(text, " token {token}").unwrap();
-    }
-    if let Some(next) = &lease.next {
-        write!(text, " next {}", next.name).unwrap();
-    }
-    if let Some(Ended {
-        token, kind, by, ..
-    }) = &lease.ended
-    {
-        let kind: &EndKind = kind;
-        write!(text, " ended {token} {} by {}", kind.as_str(), short(by)).unwrap();
-    }
-    text
-}
-
-fn said(standing: &Standing) -> String {
-    match standing {
-        Standing::Held { until } => format!("held until {}", seconds(*until)),
-        Standing::Unavailable(why) => format!("unavailable: {why:?}"),
-        other => format!("{other:?}"),
-    }
-}
-
-fn seconds(moment: Moment) -> String {
-    format!("{}", moment.as_secs_f64())
 }

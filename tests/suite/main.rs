@@ -19,6 +19,7 @@ mod client_waits;
 mod docs;
 mod engine_rules;
 mod engine_transcripts;
+mod engine_words;
 #[cfg(feature = "fence-postgres")]
 mod fence;
 mod model;

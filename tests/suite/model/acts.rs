@@ -1,6 +1,6 @@
 //! What may happen in a state, and what comes of it.
 
-use leasehold::engine::{GrantNote, LockView};
+use leasehold::engine::{GrantNote, LockView, OnHolderLost};
 
 use super::client::Phase;
 use super::world::{Action, Do, Fate, Setup, World};
@@ -148,6 +148,7 @@ impl World {
             fault(budget.restored_leases, Action::RestoreLease);
         }
         fault(budget.new_duration, Action::NewDuration);
+        fault(budget.new_holds, Action::NewHold);
         if self.highest_token > 0 {
             fault(budget.revocations, Action::Revoke);
         }
@@ -322,6 +323,13 @@ impl World {
                 let seconds = std::mem::take(&mut self.budget.new_duration);
                 self.server.edit_lock(LockView {
                     duration_seconds: u32::from(seconds),
+                    ..(*self.server.lock).clone()
+                });
+            }
+            Action::NewHold => {
+                self.budget.new_holds -= 1;
+                self.server.edit_lock(LockView {
+                    on_holder_lost: OnHolderLost::Hold,
                     ..(*self.server.lock).clone()
                 });
             }

@@ -241,6 +241,34 @@ fn under_hold_a_silent_holder_stays() {
 }
 
 #[test]
+fn hold_is_new_while_a_holder_is_silent() {
+    let budget = budget(|b| {
+        b.crashes = 1;
+        b.new_holds = 1;
+        b.lost_answers = 1;
+    });
+    holds(
+        "new hold",
+        Setup {
+            operators: 0,
+            budget,
+            ..Setup::default()
+        },
+    );
+    let budget = Budget {
+        lost_answers: 0,
+        ..budget
+    };
+    holds(
+        "new hold, operated",
+        Setup {
+            budget,
+            ..Setup::default()
+        },
+    );
+}
+
+#[test]
 fn a_floor_is_raised() {
     let budget = budget(|b| {
         b.revocations = 1;

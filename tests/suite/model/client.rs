@@ -1,14 +1,14 @@
 //! The shell of a client: a claimant, then a holder.
 
 use leasehold::engine::{
-    Answer, ClaimRef, Claimant, Held, Hold, LeaseRecord, LockView, Moment, Move, Patience,
-    Requester, Seen, SlotView, Write,
+    Answer, ClaimRef, Claimant, Held, Hold, LeaseRecord, LockView, Moment, Move, OnHolderLost,
+    Patience, Requester, Seen, SlotView, Write,
 };
 
 use super::mutations::{self, Broken};
 use super::part::Part;
 use super::server::Server;
-use super::world::{BEAT_TICKS, Fate, Orphan, Setup, Violation, World, moment};
+use super::world::{BEAT_TICKS, Setup, Violation, World, moment};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -26,7 +26,7 @@ pub enum Sent {
 }
 
 impl Sent {
-    fn record(&self) -> &LeaseRecord {
+    pub(super) fn record(&self) -> &LeaseRecord {
         match self {
             Sent::Seek(write) => write.record(),
             Sent::Renew(record) | Sent::Release(record) => record,
@@ -49,8 +49,8 @@ pub struct Air {
     reason = "what befell it, each by itself"
 )]
 pub struct Client {
-    number: usize,
-    mind: Claimant,
+    pub(super) number: usize,
+    pub(super) mind: Claimant,
     pub phase: Phase,
     pub air: Option<Air>,
     pub inbox: Vec<Option<Part<LeaseRecord>>>,
@@ -65,8 +65,8 @@ pub struct Client {
     pub releasing: bool,
     /// Whether it got the lock, or was told that it can't have it.
     pub served: bool,
-    left: Option<ClaimRef>,
-    read_at: u32,
+    pub(super) left: Option<ClaimRef>,
+    pub(super) read_at: u32,
 }
 
 impl Client {
@@ -187,7 +187,7 @@ fn lease_for(setup: &Setup, lease: Option<&LeaseRecord>) -> Option<LeaseRecord> 
 }
 
 impl World {
-    fn with_client(&mut self, number: usize, act: impl FnOnce(&mut Self, &mut Client)) {
+    pub(super) fn with_client(&mut self, number: usize, act: impl FnOnce(&mut Self, &mut Client)) {
         let mut client = (*self.clients[number]).clone();
         act(self, &mut client);
         self.clients[number] = Part::new(client);
@@ -252,7 +252,7 @@ impl World {
         });
     }
 
-    fn reread(&mut self, setup: &Setup, client: &mut Client) {
+    pub(super) fn reread(&mut self, setup: &Setup, client: &mut Client) {
         let lease = self.server.lease.clone();
         client.read_at = self.now;
         if let Phase::Holding(held) = &mut client.phase {
@@ -275,7 +275,7 @@ impl World {
     }
 
     /// The grant is lost: the work has ended, its claim goes.
-    fn lose(&mut self, client: &mut Client) {
+    pub(super) fn lose(&mut self, client: &mut Client) {
         if let Some(claim) = client.left.take() {
             self.server.delete_claim(&claim);
         }
@@ -289,7 +289,10 @@ impl World {
         for _ in 0..20 {
             match client.mind.decide(now, wall) {
                 Move::ReadLock => {
-                    let lock = lock_for(setup, &self.server.lock);
+                    // A broken shell answers with what it read first.
+                    let known = client.mind.lock().cloned();
+                    let stale = known.filter(|_| setup.broken == Some(Broken::KeepsTheLock));
+                    let lock = stale.unwrap_or_else(|| lock_for(setup, &self.server.lock));
                     client.mind.lock_read(Some(lock), now);
                 }
                 Move::ReadLease => self.reread_as_read(setup, client),
@@ -312,7 +315,12 @@ impl World {
                     client.mind.start_over(identity(client.number, &uid));
                 }
                 Move::Write(write) => {
+                    if mutations::is_dropped(setup.broken, &write) {
+                        client.quiet = Some(None);
+                        return;
+                    }
                     let write = mutations::write(setup.broken, write);
+                    self.judge(client, &write);
                     client.mind.sending(&write);
                     client.air = Some(Air {
                         what: Sent::Seek(write),
@@ -340,6 +348,19 @@ impl World {
             }
         }
         panic!("a claimant reads for ever: {client:?}");
+    }
+
+    /// A silent holder is replaced only by who has just looked whether that is wanted.
+    fn judge(&mut self, client: &Client, write: &Write) {
+        let silent = client
+            .mind
+            .lease()
+            .is_some_and(|lease| !lease.is_free() && self.server.lock.min_token.is_none());
+        let new = !client.mind.is_unsettled();
+        let hold = self.server.lock.on_holder_lost == OnHolderLost::Hold;
+        if matches!(write, Write::Take(_)) && silent && new && hold {
+            self.violation = Some(Violation::HoldBroken);
+        }
     }
 
     fn reread_as_read(&mut self, setup: &Setup, client: &mut Client) {
@@ -389,167 +410,6 @@ impl World {
                 sent: now,
                 answer: None,
             });
-        }
-    }
-
-    /// The write in the air meets its fate.
-    pub fn land_client(&mut self, setup: &Setup, number: usize, fate: Fate) {
-        self.with_client(number, |world, client| {
-            let Some(air) = client.air.take() else {
-                return;
-            };
-            if fate == Fate::GivenUp {
-                world.orphans.push(Orphan {
-                    client: number,
-                    record: air.what.record().clone(),
-                    is_take: matches!(air.what, Sent::Seek(Write::Take(_))),
-                });
-                world.answer(setup, client, air, Answer::Unknown);
-                return;
-            }
-            let answer = world.apply(setup, client, &air.what);
-            match fate {
-                Fate::AnswerSlow => {
-                    client.air = Some(Air {
-                        answer: Some(answer),
-                        ..air
-                    });
-                }
-                Fate::AnswerLost => world.answer(setup, client, air, Answer::Unknown),
-                _ => world.answer(setup, client, air, answer),
-            }
-        });
-    }
-
-    pub fn answer_client(&mut self, setup: &Setup, number: usize) {
-        self.with_client(number, |world, client| {
-            if let Some(mut air) = client.air.take()
-                && let Some(answer) = air.answer.take()
-            {
-                world.answer(setup, client, air, answer);
-            }
-        });
-    }
-
-    /// The server applies a client's write, or refuses it.
-    fn apply(&mut self, setup: &Setup, client: &Client, what: &Sent) -> Answer {
-        let record = what.record();
-        let take = matches!(what, Sent::Seek(Write::Take(_)));
-        match self.put(setup, record, take.then_some(client)) {
-            Ok(now) => {
-                if now.resource_version == record.resource_version {
-                    self.violation = Some(Violation::NoChange);
-                }
-                if let (Phase::Holding(held), Sent::Renew(_)) = (&client.phase, what)
-                    && now.current_token() != Some(held.grant().token)
-                {
-                    self.violation = Some(Violation::TokenChanged);
-                }
-                Answer::Applied(now)
-            }
-            Err(()) => Answer::Refused,
-        }
-    }
-
-    /// A guarded write of a client; `taker` says whose take it is.
-    pub fn put(
-        &mut self,
-        setup: &Setup,
-        record: &LeaseRecord,
-        taker: Option<&Client>,
-    ) -> Result<LeaseRecord, ()> {
-        let before = self.server.lease.clone();
-        let guarded = setup.broken != Some(Broken::NoUid);
-        let now = self.server.put(record, guarded)?;
-        let Some(before) = before else {
-            self.violation = Some(Violation::Revived);
-            return Ok(now);
-        };
-        let renewed = now.spec.holder == before.spec.holder && now.spec != before.spec;
-        if setup.budget.restored_specs > 0 && renewed {
-            self.previous = Some(before.spec.clone());
-        }
-        if let Some(taker) = taker {
-            if self.saved.is_none() && setup.budget.restored_leases > 0 {
-                self.saved = Some(before.clone());
-            }
-            if let Some(token) = now.current_token() {
-                self.note_grant(token.get());
-            }
-            let counts = before
-                .next
-                .as_ref()
-                .filter(|next| self.server.has_claim(next));
-            let turn_of_another = counts.is_some_and(|next| {
-                !now.spec.holder.ends_with(&next.uid) && !before.spec.holder.ends_with(&next.uid)
-            });
-            if turn_of_another {
-                self.violation = Some(Violation::Overtook);
-            }
-            if !before.is_free()
-                && self.server.lock.on_holder_lost == leasehold::engine::OnHolderLost::Hold
-                && !self.waived
-            {
-                self.violation = Some(Violation::HoldBroken);
-            }
-            if taker.phase == Phase::Done && !taker.crashed {
-                self.violation = Some(Violation::Stranded);
-            }
-        }
-        Ok(now)
-    }
-
-    fn answer(&mut self, setup: &Setup, client: &mut Client, air: Air, answer: Answer) {
-        let now = self.moment();
-        let sent = if setup.broken == Some(Broken::CountsFromAnswer) {
-            now
-        } else {
-            air.sent
-        };
-        client.quiet = None;
-        match air.what {
-            Sent::Seek(write) => {
-                let answer = mutations::answer(setup.broken, answer);
-                let Some(held) = client.mind.answered(&write, answer, sent, now) else {
-                    return;
-                };
-                client.served = true;
-                client.left = client.mind.claim().cloned();
-                // Too late to be used, or not wanted any more: given back.
-                client.releasing = client.stopping || !held.is_held(now);
-                client.phase = Phase::Holding(Box::new(held));
-            }
-            Sent::Renew(_) => {
-                let Phase::Holding(held) = &mut client.phase else {
-                    return;
-                };
-                let renewed =
-                    matches!(&answer, Answer::Applied(record) if held.renewed(record, sent));
-                if !renewed {
-                    self.reread(setup, client);
-                }
-            }
-            Sent::Release(_) => {
-                if matches!(answer, Answer::Applied(_)) {
-                    self.finish(client);
-                } else {
-                    self.reread(setup, client);
-                }
-            }
-        }
-    }
-
-    /// Given back; maybe it asks again at once.
-    fn finish(&mut self, client: &mut Client) {
-        client.phase = Phase::Done;
-        client.inbox.clear();
-        if self.budget.again > 0 && !client.stopping {
-            self.budget.again -= 1;
-            *client = Client {
-                phase: Phase::Seeking,
-                read_at: self.now,
-                ..Client::new(client.number, Patience::Wait, &mut self.server)
-            };
         }
     }
 

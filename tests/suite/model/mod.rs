@@ -17,6 +17,7 @@ mod checks;
 mod client;
 mod fair;
 mod foreign;
+mod landing;
 mod mutations;
 mod operator;
 mod part;

@@ -34,6 +34,10 @@ pub enum Broken {
     MissingByTodaysDuration,
     /// R3: a list does not restart the clock.
     RelistKeepsClock,
+    /// R3: the lock is not read again before a silent holder is replaced.
+    KeepsTheLock,
+    /// The queue: nobody passes over a dead head.
+    NeverPassesOver,
     /// R3: the first status entry frees whatever `missing` is there by then.
     FreesWhatItFinds,
 }
@@ -59,6 +63,11 @@ pub fn write(broken: Option<Broken>, write: Write) -> Write {
         grant,
         ahead_of_revision: false,
     })
+}
+
+/// Whether a broken shell does not send the write.
+pub fn is_dropped(broken: Option<Broken>, write: &Write) -> bool {
+    broken == Some(Broken::NeverPassesOver) && matches!(write, Write::PassOver(_))
 }
 
 /// The answer that a broken shell hands on.
@@ -276,6 +285,42 @@ fn a_freeing_of_a_later_missing_is_noticed() {
             operators: 2,
             opened: false,
             prefix,
+            ..two()
+        },
+    );
+}
+
+#[test]
+fn a_lock_that_is_not_read_again_is_noticed() {
+    let budget = Budget {
+        new_holds: 1,
+        crashes: 1,
+        ..Budget::default()
+    };
+    is_noticed(
+        Broken::KeepsTheLock,
+        "under Hold a silent holder stays",
+        Setup {
+            budget,
+            operators: 0,
+            ..two()
+        },
+    );
+}
+
+#[test]
+fn a_head_that_nobody_passes_over_is_noticed() {
+    let budget = Budget {
+        crashes: 1,
+        again: 1,
+        ..Budget::default()
+    };
+    is_noticed(
+        Broken::NeverPassesOver,
+        "nobody is stranded",
+        Setup {
+            budget,
+            operators: 0,
             ..two()
         },
     );

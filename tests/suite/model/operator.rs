@@ -1,8 +1,8 @@
 //! The shell of an operator replica that leads, or believes so.
 
 use leasehold::engine::{
-    ClaimRef, ClaimView, Keeper, LeaseRecord, LockView, Moment, OperatorMove, OperatorWrite, Queue,
-    Seen, SlotView, SpecRecord, change,
+    ClaimRef, ClaimView, Keeper, LeaseRecord, LockView, Moment, OnHolderLost, OperatorMove,
+    OperatorWrite, Queue, Seen, SlotView, SpecRecord, change,
 };
 
 use super::mutations::Broken;
@@ -207,6 +207,10 @@ impl World {
                         record,
                         then_delete,
                     } => {
+                        let hold = world.server.lock.on_holder_lost == OnHolderLost::Hold;
+                        if what == OperatorWrite::Expire && hold {
+                            world.violation = Some(Violation::HoldBroken);
+                        }
                         operator.air = Some(Sent::Put {
                             what,
                             record,
@@ -357,11 +361,6 @@ impl World {
         }
         if stamps && let Some(token) = now.current_token() {
             self.note_grant(token.get());
-        }
-        if what == OperatorWrite::Expire
-            && self.server.lock.on_holder_lost == leasehold::engine::OnHolderLost::Hold
-        {
-            self.violation = Some(Violation::HoldBroken);
         }
         Ok(now)
     }

@@ -1,0 +1,164 @@
+//! What comes of a client's writes: at the server, and back at the client.
+
+use leasehold::engine::{Answer, LeaseRecord, Patience, Write};
+
+use super::client::{Air, Client, Phase, Sent};
+use super::mutations::{self, Broken};
+use super::world::{Fate, Orphan, Setup, Violation, World};
+
+impl World {
+    /// The write in the air meets its fate.
+    pub fn land_client(&mut self, setup: &Setup, number: usize, fate: Fate) {
+        self.with_client(number, |world, client| {
+            let Some(air) = client.air.take() else {
+                return;
+            };
+            if fate == Fate::GivenUp {
+                world.orphans.push(Orphan {
+                    client: number,
+                    record: air.what.record().clone(),
+                    is_take: matches!(air.what, Sent::Seek(Write::Take(_))),
+                });
+                world.answer(setup, client, air, Answer::Unknown);
+                return;
+            }
+            let answer = world.apply(setup, client, &air.what);
+            match fate {
+                Fate::AnswerSlow => {
+                    client.air = Some(Air {
+                        answer: Some(answer),
+                        ..air
+                    });
+                }
+                Fate::AnswerLost => world.answer(setup, client, air, Answer::Unknown),
+                _ => world.answer(setup, client, air, answer),
+            }
+        });
+    }
+
+    pub fn answer_client(&mut self, setup: &Setup, number: usize) {
+        self.with_client(number, |world, client| {
+            if let Some(mut air) = client.air.take()
+                && let Some(answer) = air.answer.take()
+            {
+                world.answer(setup, client, air, answer);
+            }
+        });
+    }
+
+    /// The server applies a client's write, or refuses it.
+    fn apply(&mut self, setup: &Setup, client: &Client, what: &Sent) -> Answer {
+        let record = what.record();
+        let take = matches!(what, Sent::Seek(Write::Take(_)));
+        match self.put(setup, record, take.then_some(client)) {
+            Ok(now) => {
+                if now.resource_version == record.resource_version {
+                    self.violation = Some(Violation::NoChange);
+                }
+                if let (Phase::Holding(held), Sent::Renew(_)) = (&client.phase, what)
+                    && now.current_token() != Some(held.grant().token)
+                {
+                    self.violation = Some(Violation::TokenChanged);
+                }
+                Answer::Applied(now)
+            }
+            Err(()) => Answer::Refused,
+        }
+    }
+
+    /// A guarded write of a client; `taker` says whose take it is.
+    pub fn put(
+        &mut self,
+        setup: &Setup,
+        record: &LeaseRecord,
+        taker: Option<&Client>,
+    ) -> Result<LeaseRecord, ()> {
+        let before = self.server.lease.clone();
+        let guarded = setup.broken != Some(Broken::NoUid);
+        let now = self.server.put(record, guarded)?;
+        let Some(before) = before else {
+            self.violation = Some(Violation::Revived);
+            return Ok(now);
+        };
+        let renewed = now.spec.holder == before.spec.holder && now.spec != before.spec;
+        if setup.budget.restored_specs > 0 && renewed {
+            self.previous = Some(before.spec.clone());
+        }
+        if let Some(taker) = taker {
+            if self.saved.is_none() && setup.budget.restored_leases > 0 {
+                self.saved = Some(before.clone());
+            }
+            if let Some(token) = now.current_token() {
+                self.note_grant(token.get());
+            }
+            let counts = before
+                .next
+                .as_ref()
+                .filter(|next| self.server.has_claim(next));
+            let turn_of_another = counts.is_some_and(|next| {
+                !now.spec.holder.ends_with(&next.uid) && !before.spec.holder.ends_with(&next.uid)
+            });
+            if turn_of_another {
+                self.violation = Some(Violation::Overtook);
+            }
+            if taker.phase == Phase::Done && !taker.crashed {
+                self.violation = Some(Violation::Stranded);
+            }
+        }
+        Ok(now)
+    }
+
+    fn answer(&mut self, setup: &Setup, client: &mut Client, air: Air, answer: Answer) {
+        let now = self.moment();
+        let sent = if setup.broken == Some(Broken::CountsFromAnswer) {
+            now
+        } else {
+            air.sent
+        };
+        client.quiet = None;
+        match air.what {
+            Sent::Seek(write) => {
+                let answer = mutations::answer(setup.broken, answer);
+                let Some(held) = client.mind.answered(&write, answer, sent, now) else {
+                    return;
+                };
+                client.served = true;
+                client.left = client.mind.claim().cloned();
+                // Too late to be used, or not wanted any more: given back.
+                client.releasing = client.stopping || !held.is_held(now);
+                client.phase = Phase::Holding(Box::new(held));
+            }
+            Sent::Renew(_) => {
+                let Phase::Holding(held) = &mut client.phase else {
+                    return;
+                };
+                let renewed =
+                    matches!(&answer, Answer::Applied(record) if held.renewed(record, sent));
+                if !renewed {
+                    self.reread(setup, client);
+                }
+            }
+            Sent::Release(_) => {
+                if matches!(answer, Answer::Applied(_)) {
+                    self.finish(client);
+                } else {
+                    self.reread(setup, client);
+                }
+            }
+        }
+    }
+
+    /// Given back; maybe it asks again at once.
+    fn finish(&mut self, client: &mut Client) {
+        client.phase = Phase::Done;
+        client.inbox.clear();
+        if self.budget.again > 0 && !client.stopping {
+            self.budget.again -= 1;
+            *client = Client {
+                phase: Phase::Seeking,
+                read_at: self.now,
+                ..Client::new(client.number, Patience::Wait, &mut self.server)
+            };
+        }
+    }
+}
