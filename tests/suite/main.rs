@@ -1,4 +1,4 @@
-//! Every integration test, in one program: a topic is a file here and a line below.
+//! Every integration test but the model, in one program: a topic is a file here and a line below.
 //!
 //! Tests that need a server take their client from [`server`]. `cargo xtask test` runs them all, on a control plane of
 //! their own.
@@ -22,7 +22,6 @@ mod engine_transcripts;
 mod engine_words;
 #[cfg(feature = "fence-postgres")]
 mod fence;
-mod model;
 #[cfg(feature = "cli")]
 mod operator_claims;
 #[cfg(feature = "cli")]
