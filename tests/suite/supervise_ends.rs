@@ -150,14 +150,16 @@ fn who_asks_for_the_end_gets_it_after_the_grace() {
 
 #[test]
 fn signals_reach_the_commands_group_and_the_end_waits_for_it() {
-    // The shell waits for its child, which gets the signal as well, being in the same group.
+    // The shell waits for its child, which gets the signal as well, being in the same group. The child says that it is
+    // ready: a signal that came before it was forked would be put off by the shell (INT) until the child has ended.
     for (sent, code) in [
         (Signal::TERM, 143),
         (Signal::INT, 130),
         (Signal::HUP, 129),
         (Signal::QUIT, 131),
     ] {
-        let tree = Setup::script(": > \"$READY\"; sleep 600").start().ready();
+        let script = "sh -c ': > \"$READY\"; exec sleep 600'; :";
+        let tree = Setup::script(script).start().ready();
         signal(tree.wrapper(), sent);
         let (exit, ended) = tree.finish(SLACK * 3);
         assert_eq!(exit.code(), Some(code), "{sent:?}");
