@@ -54,7 +54,10 @@ async fn people_see_the_columns_of_the_design() {
     );
     assert_eq!(wide, columns(&["Lease", "Node"]));
     let (narrow, wide) = served_columns(&client, "lockclaims").await;
-    assert_eq!(narrow, columns(&["Name", "Lock", "Phase", "Token", "Age"]));
+    assert_eq!(
+        narrow,
+        columns(&["Name", "Lock", "Claimant", "Phase", "Token", "Age"])
+    );
     assert_eq!(wide, columns(&["Hold", "Priority", "Expires"]));
 }
 
