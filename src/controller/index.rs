@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use super::news::{News, note_news};
 use crate::api::{DistributedLock, HistoryEntry, LockClaim};
-use crate::engine::{GrantNote, Keeper, LeaseRecord, Moment, Queue, Seen, SpecRecord, WallMicros};
+use crate::engine::{Keeper, LeaseRecord, Moment, Queue, QueueOrder, Seen, WallMicros};
 use crate::lease::FoundLease;
 use crate::lease::view::{claim_view, lock_view};
 
@@ -176,10 +176,10 @@ impl Index {
         let views = self
             .claims(lock)
             .filter_map(|claim| claim_view(claim, false));
-        match lease {
-            Some(lease) => Queue::new(views, lease),
-            None => Queue::new(views, &nobodys()),
-        }
+        let order = self
+            .lock(lock)
+            .map_or(QueueOrder::Fifo, |lock| lock_view(lock, 0, false).order);
+        Queue::new(views, lease.and_then(LeaseRecord::holder_uid), order)
     }
 
     /// The lock that has the Lease, of all that name it: one that is open already, else the older one.
@@ -458,23 +458,6 @@ impl Index {
                 self.claims.remove(lock);
             }
         }
-    }
-}
-
-/// A Lease that nobody holds, where there is none.
-fn nobodys() -> LeaseRecord {
-    LeaseRecord {
-        uid: String::new(),
-        resource_version: 0,
-        deleting: false,
-        lock_label: None,
-        shared_with: None,
-        owners: vec![],
-        spec: SpecRecord::default(),
-        grant: GrantNote::Absent,
-        next: None,
-        ended: None,
-        holder_note: None,
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::change::{self, NextChange, Requester, Take};
 use super::holder::Held;
 use super::moves::{Answer, Move, Patience, Refusal, Waiting, Write};
-use super::queue::{ClaimView, Queue};
+use super::queue::{ClaimView, Queue, QueueOrder};
 use super::record::{ClaimRef, GrantNote, LeaseRecord};
 use super::standing::{LockView, Observation, Seen, Standing, Unavailable, standing};
 use super::{Moment, WallMicros};
@@ -582,9 +582,19 @@ impl Claimant {
     }
 
     fn queue(&self, lease: &LeaseRecord) -> Option<Queue> {
-        self.listed
-            .as_ref()
-            .map(|listed| Queue::new(listed.claims.iter().cloned(), lease))
+        self.listed.as_ref().map(|listed| {
+            Queue::new(
+                listed.claims.iter().cloned(),
+                lease.holder_uid(),
+                self.order(),
+            )
+        })
+    }
+
+    fn order(&self) -> QueueOrder {
+        self.lock
+            .value()
+            .map_or(QueueOrder::Fifo, |lock| lock.order)
     }
 
     /// Whether the list was made after the Lease took its present state.

@@ -32,7 +32,7 @@ pub use claimant::Claimant;
 pub use holder::{Held, LossReason, Terms, TermsError};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, OperatorMove, OperatorWrite};
-pub use queue::{ClaimView, Queue};
+pub use queue::{ClaimView, Queue, QueueOrder};
 pub use record::{
     ClaimRef, EndKind, Ended, Grant, GrantId, GrantNote, Hold, LeaseRecord, PodRef, SpecRecord,
 };

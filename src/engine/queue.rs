@@ -1,6 +1,18 @@
-//! The order of claims: by ticket, round again to the front. One queue for all slots of a lock.
+//! The order of claims: by ticket, or by priority first, round again to the front. One queue for all slots of a lock.
 
-use super::record::{ClaimRef, Hold, LeaseRecord};
+use std::cmp::Reverse;
+
+use super::record::{ClaimRef, Hold};
+
+/// Who comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QueueOrder {
+    /// In the order of coming.
+    #[default]
+    Fifo,
+    /// Higher priority first, then in the order of coming.
+    Priority,
+}
 
 /// What the rules need to know of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -9,6 +21,8 @@ pub struct ClaimView {
     pub claim: ClaimRef,
     /// `status.ticket`, else the resourceVersion: the place in the queue.
     pub ticket: u64,
+    /// `spec.priority`: counts where the lock's queue goes by it.
+    pub priority: i32,
     /// How it wants to hold.
     pub hold: Hold,
     /// Whether it waits: not finished, not being deleted, not granted.
@@ -21,19 +35,43 @@ pub struct ClaimView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Queue {
     waiting: Vec<ClaimView>,
+    order: QueueOrder,
 }
 
 impl Queue {
-    /// The queue that a list of claims makes, next to the Lease: a claim that holds it waits no more.
+    /// The queue that a list of claims makes. A claim that holds a slot waits no more: `holders` are the uids of all
+    /// holders, see [`LeaseRecord::holder_uid`](super::LeaseRecord::holder_uid).
     #[must_use]
-    pub fn new(claims: impl IntoIterator<Item = ClaimView>, lease: &LeaseRecord) -> Self {
-        let holds = |claim: &ClaimView| lease.holder_uid() == Some(claim.claim.uid.as_str());
+    pub fn new<'a>(
+        claims: impl IntoIterator<Item = ClaimView>,
+        holders: impl IntoIterator<Item = &'a str>,
+        order: QueueOrder,
+    ) -> Self {
+        let holders: Vec<_> = holders.into_iter().collect();
         let mut waiting: Vec<_> = claims
             .into_iter()
-            .filter(|claim| claim.waiting && !holds(claim))
+            .filter(|claim| claim.waiting && !holders.contains(&claim.claim.uid.as_str()))
             .collect();
-        waiting.sort_by(|a, b| (a.ticket, &a.claim).cmp(&(b.ticket, &b.claim)));
-        Self { waiting }
+        waiting.sort_by(|a, b| {
+            let by_ticket = (a.ticket, &a.claim).cmp(&(b.ticket, &b.claim));
+            match order {
+                QueueOrder::Fifo => by_ticket,
+                QueueOrder::Priority => Reverse(a.priority)
+                    .cmp(&Reverse(b.priority))
+                    .then(by_ticket),
+            }
+        });
+        Self { waiting, order }
+    }
+
+    /// Whether `who` goes before the one named, whose turn it would be: where priority counts, a higher one does.
+    #[must_use]
+    pub fn outranks(&self, who: &ClaimRef, named: &ClaimRef) -> bool {
+        let (Some(who), Some(named)) = (self.position(who), self.position(named)) else {
+            return false;
+        };
+        self.order == QueueOrder::Priority
+            && self.waiting[who].priority > self.waiting[named].priority
     }
 
     /// How many wait.

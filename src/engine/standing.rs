@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Moment;
+use super::queue::QueueOrder;
 use super::record::{GrantNote, Hold, LeaseRecord, SpecRecord};
 use crate::api::names::MAX_LEASE_SECONDS;
 
@@ -36,12 +37,20 @@ pub struct LockView {
     pub name: String,
     /// uid of the lock.
     pub uid: String,
+    /// The slot that this view is of.
+    pub number: u32,
+    /// `spec.maxHolders`: how many slots may be taken.
+    pub max_holders: u32,
+    /// `spec.queue.policy`.
+    pub order: QueueOrder,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// `spec.leaseDurationSeconds`.
     pub duration_seconds: u32,
     /// `spec.lockDelaySeconds`.
     pub lock_delay_seconds: u32,
+    /// `spec.maxHoldSeconds`.
+    pub max_hold_seconds: Option<u32>,
     /// `spec.onHolderLost`.
     pub on_holder_lost: OnHolderLost,
     /// `spec.minFencingToken`, or the slot's.

@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 
 use crate::api::{self, DistributedLock, FencingToken, HoldType, LockClaim};
-use crate::engine::{ClaimRef, ClaimView, Hold, LockView, OnHolderLost, SlotView};
+use crate::engine::{ClaimRef, ClaimView, Hold, LockView, OnHolderLost, QueueOrder, SlotView};
 
 /// What the rules need to know of `lock` for one slot. `claim_finished` says whether the final phase of the claim
 /// that status shows as the slot's holder is written already.
@@ -11,6 +11,13 @@ use crate::engine::{ClaimRef, ClaimView, Hold, LockView, OnHolderLost, SlotView}
 pub fn lock_view(lock: &DistributedLock, slot: i32, claim_finished: bool) -> LockView {
     let spec = &lock.spec;
     LockView {
+        number: slot.unsigned_abs(),
+        max_holders: spec.effective_max_holders().unsigned_abs(),
+        order: match spec.queue.policy {
+            api::QueuePolicy::Fifo => QueueOrder::Fifo,
+            api::QueuePolicy::Priority => QueueOrder::Priority,
+        },
+        max_hold_seconds: spec.effective_max_hold().map(whole_seconds),
         name: lock.name_any(),
         uid: lock.uid().unwrap_or_default(),
         deleting: lock.metadata.deletion_timestamp.is_some(),
@@ -52,6 +59,7 @@ pub fn claim_view(claim: &LockClaim, dead: bool) -> Option<ClaimView> {
     Some(ClaimView {
         claim: claim_ref(claim)?,
         ticket: ticket.unwrap_or(revision),
+        priority: claim.spec.priority,
         hold: hold(claim.spec.hold.type_),
         waiting: waits(claim),
         dead,

@@ -2,7 +2,7 @@
 
 use leasehold::engine::{
     ClaimRef, ClaimView, Keeper, LeaseRecord, LockView, Moment, OnHolderLost, OperatorMove,
-    OperatorWrite, Queue, Seen, SlotView, SpecRecord, change,
+    OperatorWrite, Queue, QueueOrder, Seen, SlotView, SpecRecord, change,
 };
 
 use super::mutations::Broken;
@@ -172,7 +172,11 @@ impl World {
             }
             for _ in 0..20 {
                 let queue = match operator.keeper.lease() {
-                    Some(lease) => Queue::new(operator.claims.iter().cloned(), lease),
+                    Some(lease) => Queue::new(
+                        operator.claims.iter().cloned(),
+                        lease.holder_uid(),
+                        QueueOrder::Fifo,
+                    ),
                     None => Queue::default(),
                 };
                 let name = format!("operator-{}", operator.number);

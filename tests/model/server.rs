@@ -132,6 +132,7 @@ impl Server {
         self.claims.push(ClaimView {
             claim: claim.clone(),
             ticket: self.revision,
+            priority: 0,
             hold: Hold::Heartbeat,
             waiting: true,
             dead: false,

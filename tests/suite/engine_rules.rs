@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use leasehold::engine::{
     Answer, ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantId, GrantNote, Held, Hold,
-    LeaseRecord, LockView, Move, NextChange, Observation, Patience, PodRef, Queue, Refusal,
-    Requester, Seen, SlotView, SpecRecord, Standing, Terms, TermsError, Waiting, change, standing,
-    token,
+    LeaseRecord, LockView, Move, NextChange, Observation, Patience, PodRef, Queue, QueueOrder,
+    Refusal, Requester, Seen, SlotView, SpecRecord, Standing, Terms, TermsError, Waiting, change,
+    standing, token,
 };
 use proptest::prelude::*;
 
@@ -61,6 +61,7 @@ fn view(name: &str, ticket: u64) -> ClaimView {
     ClaimView {
         claim: claim(name),
         ticket,
+        priority: 0,
         hold: Hold::Heartbeat,
         waiting: true,
         dead: false,
@@ -98,7 +99,7 @@ fn a_queue_goes_round_and_leaves_out_the_dead_and_the_holder() {
     let mut claims = vec![view("c", 30), view("a", 10), view("b", 20), view("gone", 5)];
     claims[3].waiting = false;
     let mut held = lease(1);
-    let queue = Queue::new(claims.clone(), &held);
+    let queue = Queue::new(claims.clone(), held.holder_uid(), QueueOrder::Fifo);
     let names: Vec<_> = queue
         .claims()
         .iter()
@@ -112,12 +113,46 @@ fn a_queue_goes_round_and_leaves_out_the_dead_and_the_holder() {
     assert_eq!(queue.place(None, &claim("c")), Some(3));
     assert_eq!(queue.places_behind(&claim("b"), &claim("unknown")), None);
     claims[1].dead = true;
-    let queue = Queue::new(claims.clone(), &held);
+    let queue = Queue::new(claims.clone(), held.holder_uid(), QueueOrder::Fifo);
     assert_eq!(queue.first(), Some(&claim("b")));
     held.spec.holder = "b/uid-b".to_owned();
-    let queue = Queue::new(claims, &held);
+    let queue = Queue::new(claims, held.holder_uid(), QueueOrder::Fifo);
     assert_eq!(queue.first(), Some(&claim("c")));
     assert_eq!(queue.after(&claim("c")), None, "never oneself");
+}
+
+#[test]
+fn where_priority_counts_the_higher_claim_goes_first_and_equal_ones_in_the_order_of_coming() {
+    let ranked = |name, ticket, priority| ClaimView {
+        priority,
+        ..view(name, ticket)
+    };
+    let claims = [
+        ranked("low", 10, -5),
+        ranked("early", 20, 3),
+        ranked("late", 30, 3),
+        ranked("high", 40, 9),
+    ];
+    let queue = Queue::new(claims.clone(), [], QueueOrder::Priority);
+    let order: Vec<_> = queue
+        .claims()
+        .iter()
+        .map(|c| c.claim.name.as_str())
+        .collect();
+    assert_eq!(order, ["high", "early", "late", "low"]);
+    assert!(queue.outranks(&claim("high"), &claim("early")));
+    assert!(!queue.outranks(&claim("early"), &claim("late")), "equal");
+    assert!(!queue.outranks(&claim("early"), &claim("high")));
+    assert!(
+        !queue.outranks(&claim("high"), &claim("unknown")),
+        "who knows"
+    );
+    let queue = Queue::new(claims, [], QueueOrder::Fifo);
+    assert_eq!(queue.first(), Some(&claim("low")));
+    assert!(
+        !queue.outranks(&claim("high"), &claim("low")),
+        "priority does not count"
+    );
 }
 
 #[test]

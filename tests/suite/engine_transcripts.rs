@@ -9,7 +9,7 @@ use std::path::Path;
 use leasehold::engine::{
     Answer, ClaimView, Claimant, Ended, Grant, GrantNote, Held, Hold, Keeper, LeaseRecord,
     LockView, Moment, Move, NextChange, Observation, OnHolderLost, OperatorMove, Patience, Queue,
-    Requester, Seen, SlotView, Standing, Write, change, missing_floor, standing,
+    QueueOrder, Requester, Seen, SlotView, Standing, Write, change, missing_floor, standing,
 };
 
 use super::engine_words::{
@@ -451,7 +451,11 @@ impl Stage {
         let mut said = Vec::new();
         loop {
             let queue = self.lease.as_ref().map_or_else(Queue::default, |lease| {
-                Queue::new(self.claims.iter().cloned(), lease)
+                Queue::new(
+                    self.claims.iter().cloned(),
+                    lease.holder_uid(),
+                    QueueOrder::Fifo,
+                )
             });
             match self
                 .keeper

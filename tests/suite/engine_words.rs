@@ -65,6 +65,7 @@ pub fn claim_view(name: &str, at: usize) -> ClaimView {
     ClaimView {
         claim: claim(name.trim_end_matches(['!', '*'])),
         ticket: 10 + u64::try_from(at).unwrap(),
+        priority: 0,
         hold: if fixed { Hold::Fixed } else { Hold::Heartbeat },
         waiting: true,
         dead,
