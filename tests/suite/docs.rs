@@ -14,11 +14,11 @@ use super::server;
 #[expect(dead_code, reason = "its `main` is for `cargo run`")]
 mod hold;
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
@@ -52,7 +52,7 @@ fn documents() -> Vec<String> {
         .collect()
 }
 
-fn is_kind(path: &str, extension: &str) -> bool {
+pub fn is_kind(path: &str, extension: &str) -> bool {
     Path::new(path)
         .extension()
         .is_some_and(|has| has == extension)
@@ -65,7 +65,7 @@ fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item 
         .filter_map(move |rest| rest.split_once(close).map(|(inside, _)| inside))
 }
 
-fn expect_none(complaints: &[String]) {
+pub fn expect_none(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
@@ -150,7 +150,7 @@ fn promises() -> Vec<String> {
 }
 
 /// `file.rs::name` in backticks.
-fn tests_named_in(text: &str) -> Vec<(String, String)> {
+pub fn tests_named_in(text: &str) -> Vec<(String, String)> {
     text.split('`')
         .skip(1)
         .step_by(2)
@@ -181,7 +181,7 @@ fn every_test_named_in_a_promise_exists() {
 }
 
 /// Whether a file has a function of this name with a test's attribute above it.
-fn is_test(file: &str, name: &str) -> bool {
+pub fn is_test(file: &str, name: &str) -> bool {
     let Ok(source) = fs::read_to_string(root().join(file)) else {
         return false;
     };

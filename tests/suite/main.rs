@@ -17,6 +17,8 @@ mod client_seams;
 mod client_waits;
 #[cfg(target_os = "linux")]
 mod docs;
+#[cfg(target_os = "linux")]
+mod docs_cases;
 mod engine_rules;
 mod engine_transcripts;
 mod engine_words;
