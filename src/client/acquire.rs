@@ -1,6 +1,7 @@
 //! The task that takes a lock: it drives [`Claimant`] until a grant, a refusal, or until its caller is gone.
 
 mod progress;
+mod refusals;
 mod steps;
 mod waiting;
 
@@ -12,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub use self::progress::{Progress, WaitReport};
+use self::refusals::{Refusals, Right};
 use super::calls::CALL_LIMIT;
 use super::claims::ClaimStore;
 use super::error::AcquireError;
@@ -22,7 +24,8 @@ use super::watch::LeaseWatch;
 use super::{Acquire, Grace};
 use crate::api::DistributedLock;
 use crate::engine::{Claimant, Held, Hold, Moment, Move, Patience, Requester, Seen, Waiting};
-use crate::lease::{FoundLease, LeaseStore, StoreError};
+use crate::lease::store::{CLAIMS, StoreError};
+use crate::lease::{FoundLease, LeaseStore};
 
 /// A lock that is being asked for, by a task of its own: a caller that is gone leaves nothing behind.
 ///
@@ -107,20 +110,13 @@ struct Seeker {
     making: Option<String>,
     /// The latest failure, while nothing has succeeded since.
     last_error: Option<StoreError>,
-    forbidden: Option<Forbidden>,
+    refusals: Refusals,
     /// When somebody was last told that there is no such lock; `None` while there is.
     no_lock_said: Option<Moment>,
     /// What it last waited for.
     why: Option<Waiting>,
     reported: Option<(Waiting, Moment)>,
     beat: Option<Moment>,
-}
-
-/// An access that is refused, since when, and when it was last.
-struct Forbidden {
-    what: (&'static str, &'static str),
-    since: Moment,
-    last: Moment,
 }
 
 /// Why the claimant leaves without the lock.
@@ -169,7 +165,7 @@ impl Seeker {
             failures: 0,
             making: None,
             last_error: None,
-            forbidden: None,
+            refusals: Refusals::default(),
             no_lock_said: None,
             why: None,
             reported: None,
@@ -314,20 +310,10 @@ impl Seeker {
     async fn perform(&mut self, step: Move) -> Step {
         match step {
             Move::ReadLock => self.read_lock().await,
-            Move::ReadLease => {
-                let name = self.lease_name.clone().unwrap_or_default();
-                match self.leases.get(&name, self.call_limit()).await {
-                    Ok(found) => {
-                        self.fine();
-                        self.see(found, Seen::Read);
-                        Step::Next
-                    }
-                    Err(error) => self.trouble(error),
-                }
-            }
+            Move::ReadLease => self.see_again().await,
             Move::ReadClaim(claim) => match self.claims.counts(&claim, self.call_limit()).await {
                 Ok(counts) => {
-                    self.fine();
+                    self.fine(("get", CLAIMS));
                     self.claimant.claim_read(&claim, counts);
                     Step::Next
                 }
@@ -335,7 +321,7 @@ impl Seeker {
             },
             Move::ListClaims => match self.claims.list(self.call_limit()).await {
                 Ok(claims) => {
-                    self.fine();
+                    self.fine(("list", CLAIMS));
                     let had = self.claimant.claim().cloned();
                     self.claimant.claims_listed(claims);
                     match had.filter(|_| self.claimant.claim().is_none()) {
@@ -349,7 +335,7 @@ impl Seeker {
             Move::MakeClaim => self.make_claim().await,
             Move::DeleteClaim(claim) => match self.claims.delete(&claim, self.call_limit()).await {
                 Ok(()) => {
-                    self.fine();
+                    self.fine(("delete", CLAIMS));
                     self.claimant.left();
                     Step::Next
                 }
@@ -373,7 +359,9 @@ impl Seeker {
         left.clamp(Duration::from_secs(1), CALL_LIMIT)
     }
 
-    fn fine(&mut self) {
+    /// A call of this kind was answered as it should be.
+    fn fine(&mut self, access: Right) {
+        self.refusals.allowed(access);
         self.contact = true;
         self.failures = 0;
         self.last_error = None;

@@ -9,7 +9,7 @@ use kube::core::{DeserializeGuard, ObjectMeta};
 use crate::api::names::LABEL_LOCK;
 use crate::api::{ClaimPhase, Hold, HoldType, LockClaim, LockClaimSpec};
 use crate::engine::{ClaimRef, ClaimView, PodRef};
-use crate::lease::store::{Access, StoreError};
+use crate::lease::store::{Access, CLAIMS, StoreError};
 use crate::lease::view::{claim_ref, claim_view, waits};
 
 /// What a claim of one's own turned out to be.
@@ -207,7 +207,7 @@ impl ClaimStore {
     fn access(&self, verb: &'static str, name: &str) -> Access {
         Access {
             verb,
-            resource: "lockclaims.leasehold.dev",
+            resource: CLAIMS,
             name: name.to_owned(),
             namespace: self.namespace.clone(),
         }

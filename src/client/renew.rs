@@ -314,7 +314,7 @@ impl Renewer {
     fn access(&self) -> crate::lease::Access {
         crate::lease::Access {
             verb: "update",
-            resource: "leases.coordination.k8s.io",
+            resource: crate::lease::store::LEASES,
             name: self.name.clone(),
             namespace: self.namespace.clone(),
         }

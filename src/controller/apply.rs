@@ -15,6 +15,7 @@ use super::metrics::Metrics;
 use crate::api::{DistributedLock, LockClaim};
 use crate::engine::{LeaseRecord, OperatorWrite};
 use crate::leader::Lead;
+use crate::lease::store::{CLAIMS, LOCKS};
 use crate::lease::{Access, FoundLease, LeaseStore, NewLease, Put, StoreError};
 
 /// How long one call may take. A healthy server answers in milliseconds; a slow one (a few seconds) is waited for.
@@ -197,9 +198,7 @@ impl Writer {
     }
 }
 
-const LOCKS: &str = "distributedlocks.leasehold.dev";
 const LOCKS_STATUS: &str = "distributedlocks.leasehold.dev/status";
-const CLAIMS: &str = "lockclaims.leasehold.dev";
 const CLAIMS_STATUS: &str = "lockclaims.leasehold.dev/status";
 
 /// The word for a write in metrics.

@@ -15,6 +15,13 @@ use super::wire::{FoundLease, lease_resource, new_spec};
 use crate::api::names;
 use crate::engine::{Answer, LeaseRecord, SpecRecord};
 
+/// Locks, as RBAC names them.
+pub const LOCKS: &str = "distributedlocks.leasehold.dev";
+/// Claims, as RBAC names them.
+pub const CLAIMS: &str = "lockclaims.leasehold.dev";
+/// Leases, as RBAC names them.
+pub const LEASES: &str = "leases.coordination.k8s.io";
+
 /// What a call was about, for messages: a verb on an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -281,7 +288,7 @@ impl LeaseStore {
     fn access(&self, verb: &'static str, name: &str) -> Access {
         Access {
             verb,
-            resource: "leases.coordination.k8s.io",
+            resource: LEASES,
             name: name.to_owned(),
             namespace: self.namespace.clone(),
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kube::api::{Patch, PatchParams};
-use leasehold::client::{Guard, LossReason};
+use leasehold::client::{AcquireError, Guard, LossReason};
 use leasehold::clock::{BootInstant, MonoInstant};
 use serde_json::json;
 
@@ -139,30 +139,74 @@ async fn a_claim_whose_answer_is_lost_does_not_stay_behind() {
     bench.finish().await;
 }
 
+/// A waiter behind a holder, both of `lock`, whose calls pass `proxy` and whose watch is open.
+async fn waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Guard, Waiter) {
+    bench.opened(lock, 5).await;
+    let holder = bench.library().await.lock(lock).claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let waiter = tokio::spawn(proxy.locks().lock(lock).claimant("waiter").acquire());
+    until("its watch is open", BUSY, async || {
+        let mut calls = proxy.calls().into_iter();
+        calls.any(|call| call.verb == "watch" && call.code == Some(200))
+    })
+    .await;
+    (holder, waiter)
+}
+
+type Waiter = tokio::task::JoinHandle<Result<Guard, AcquireError>>;
+
 /// An API server that has just started forbids everything until it knows the roles.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_survives_a_moment_in_which_all_is_forbidden() {
     let bench = Bench::new().await;
-    bench.opened("moment", 5).await;
-    let holder = bench.library().await.lock("moment").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
     let proxy = Proxy::new(&bench).await;
-    let waiter = tokio::spawn(proxy.locks().lock("moment").claimant("waiter").acquire());
-    until("it is named", BUSY, async || {
-        bench.lease("moment").await.next.is_some()
-    })
-    .await;
+    let (holder, waiter) = waiter(&bench, &proxy, "moment").await;
     let before = proxy.calls().len();
-    proxy.always("*", "*", Fault::Refuse(403));
-    // It looks on its slow beat.
-    until("it was refused", BUSY, async || {
-        proxy.calls().len() > before + 1
+    proxy.fault("*", "*", 5, Fault::Refuse(403));
+    // It looks on its slow beat, and soon again when that is refused.
+    let asked = || proxy.calls().split_off(before);
+    until("it was refused five times", 2 * BUSY, async || {
+        assert!(!waiter.is_finished(), "it has given up: {:#?}", asked());
+        asked().len() >= 5
     })
     .await;
-    proxy.heal();
+    let refused = &asked()[..5];
+    assert!(refused.iter().all(|call| call.code.is_none()));
+    let lasted = refused[4].at.saturating_duration_since(refused[0].at);
+    assert!(lasted > Duration::from_secs(3), "{lasted:?}");
+    assert_eq!(bench.waiting().await, 1);
     holder.release().await.unwrap();
     let guard = within(BUSY, "it is served", waiter).await.unwrap().unwrap();
     guard.release().await.unwrap();
+    bench.finish().await;
+}
+
+/// One access is refused for good, all others are not, and the watch goes on telling of renewals.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_lost_a_right_says_so_within_ten_seconds() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    let (holder, waiter) = waiter(&bench, &proxy, "right").await;
+    let before = proxy.calls().len();
+    proxy.always("get", "distributedlocks", Fault::Refuse(403));
+    let outcome = within(2 * BUSY, "it gives up", waiter).await.unwrap();
+    let given_up = MonoInstant::now();
+    assert!(
+        matches!(outcome, Err(AcquireError::Forbidden(_))),
+        "{outcome:?}"
+    );
+    let calls = proxy.calls().split_off(before).into_iter();
+    let refused: Vec<_> = calls
+        .filter(|call| call.resource == "distributedlocks")
+        .collect();
+    let took = given_up.saturating_duration_since(refused[0].at);
+    // With jitter and one repetition more 8 s; the machine may be busy.
+    let bounds = Duration::from_secs(5)..Duration::from_secs(10);
+    assert!(bounds.contains(&took), "{took:?}");
+    assert!(refused.len() >= 6, "{refused:#?}");
+    bench.until_waiting(0).await;
+    assert!(holder.is_held());
+    holder.release().await.unwrap();
     bench.finish().await;
 }
 

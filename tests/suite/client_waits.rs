@@ -84,6 +84,35 @@ async fn a_watch_that_tells_nothing_costs_one_slow_beat() {
     bench.finish().await;
 }
 
+/// Not a whole beat later: the watch is blind, and somebody may have released.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_beat_that_fails_is_soon_repeated() {
+    let bench = Bench::new().await;
+    bench.opened("beat", 5).await;
+    let holder = bench.library().await.lock("beat").acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.always("watch", "leases", Fault::WatchHang);
+    let waiter = proxy.locks().lock("beat").claimant("b").begin();
+    until("it listens", BUSY, async || {
+        proxy.calls().iter().any(|call| call.verb == "watch")
+    })
+    .await;
+    let before = proxy.calls().len();
+    proxy.fault("get", "distributedlocks", 1, Fault::Refuse(503));
+    let looks = || {
+        let calls = proxy.calls().split_off(before).into_iter();
+        let looks = calls.filter(|call| call.resource == "distributedlocks");
+        looks.map(|call| call.at).collect::<Vec<_>>()
+    };
+    until("it has looked again", BUSY, async || looks().len() > 1).await;
+    let gap = looks()[1].saturating_duration_since(looks()[0]);
+    // The first backoff is at most 0.4 s, a beat at least 3.75 s.
+    assert!(gap < Duration::from_secs(2), "{gap:?}");
+    waiter.withdraw().await;
+    holder.release().await.unwrap();
+    bench.finish().await;
+}
+
 /// hashicorp/consul#9469: who waits does not poll, and has one watch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_at_rest_asks_for_next_to_nothing() {

@@ -15,7 +15,7 @@ use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
 use crate::client::{Grace, Progress};
 use crate::engine::{ClaimRef, Held, LockView, LossReason, PodRef, Seen, Terms, Write};
-use crate::lease::store::Access;
+use crate::lease::store::{Access, CLAIMS, LEASES, LOCKS};
 use crate::lease::view::lock_view;
 use crate::lease::{Put, StoreError};
 
@@ -23,7 +23,7 @@ impl Seeker {
     pub(super) async fn read_lock(&mut self) -> Step {
         let access = Access {
             verb: "get",
-            resource: "distributedlocks.leasehold.dev",
+            resource: LOCKS,
             name: self.request.name.clone(),
             namespace: self.request.locks.namespace.clone(),
         };
@@ -37,7 +37,7 @@ impl Seeker {
             Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)),
             Ok(Ok(lock)) => lock,
         };
-        self.fine();
+        self.fine(("get", LOCKS));
         let Some(lock) = lock else {
             return self.without_lock();
         };
@@ -85,7 +85,7 @@ impl Seeker {
             .await;
         match made {
             Ok(claim) => {
-                self.fine();
+                self.fine(("create", CLAIMS));
                 self.join(claim);
                 Step::Next
             }
@@ -130,13 +130,7 @@ impl Seeker {
             || found.record.uid != write.record().uid
         {
             // The object at hand is not the one that the write replaces: read it again.
-            return match self.leases.get(&name, self.call_limit()).await {
-                Ok(found) => {
-                    self.see(found, Seen::Read);
-                    Step::Next
-                }
-                Err(error) => self.trouble(error),
-            };
+            return self.see_again().await;
         }
         self.claimant.sending(&write);
         let sent = self.boot();
@@ -147,14 +141,17 @@ impl Seeker {
         let held = self.claimant.answered(&write, put.answer(), sent, now);
         match put {
             Put::Applied(applied) => {
-                self.fine();
+                self.fine(("update", LEASES));
                 self.found = Some(*applied);
                 match held {
                     Some(held) => self.granted(held).await,
                     None => Step::Next,
                 }
             }
-            Put::Conflict | Put::Gone => Step::Next,
+            Put::Conflict | Put::Gone => {
+                self.refusals.allowed(("update", LEASES));
+                Step::Next
+            }
             Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
                 self.trouble(error)
             }
@@ -188,6 +185,7 @@ impl Seeker {
         let name = self.lease_name.clone().unwrap_or_default();
         match self.leases.get(&name, self.call_limit()).await {
             Ok(found) => {
+                self.fine(("get", LEASES));
                 self.see(found, Seen::Read);
                 Step::Next
             }

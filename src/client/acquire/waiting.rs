@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Forbidden, Seeker, Step};
+use super::{Seeker, Step};
 use crate::api::FencingToken;
 use crate::client::calls::backoff;
 use crate::client::claims::OwnClaim;
@@ -12,16 +12,16 @@ use crate::client::error::AcquireError;
 use crate::client::watch::{LeaseWatch, Sight};
 use crate::client::{Progress, WaitReport};
 use crate::engine::{ClaimRef, LeaseRecord, Moment, Patience, Refusal, Terms, Waiting};
-use crate::lease::StoreError;
+use crate::lease::store::{CLAIMS, StoreError};
 
 /// How often somebody who waits hears how things stand.
 const REPORT_EVERY: Duration = Duration::from_secs(30);
 /// How long a try waits for a lock that the operator has not made ready.
 const TRY_READY_WITHIN: Duration = Duration::from_secs(5);
-/// How long who waits in the queue is refused before it believes that.
-const FORBIDDEN_FOR: Duration = Duration::from_secs(5);
 /// When a watch that was forbidden is asked for again.
 const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// The backoff after a refusal, about a second: the same each time, for it is soon over or believed.
+const REFUSED: u32 = 3;
 /// How long the first contact with the server may fail.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(30);
 
@@ -44,17 +44,12 @@ impl Seeker {
         if self.watch.is_none() && self.watch_again.is_none_or(|at| self.mono() >= at) {
             self.watch = Some(LeaseWatch::new(self.leases.api().clone(), &name));
         }
-        let terms = Terms::fitting(
-            u32::try_from(self.lease_duration().as_secs()).unwrap_or(u32::MAX),
-            Duration::ZERO,
-        );
         let period = if self.watch.is_none() || unready {
-            terms.retry_period()
+            self.terms().retry_period()
         } else {
-            terms.slow_beat()
+            self.terms().slow_beat()
         };
-        let jitter = 0.75 + rand::random::<f64>() / 2.0;
-        let next_beat = self.mono().saturating_add(period.mul_f64(jitter));
+        let next_beat = self.mono().saturating_add(jittered(period));
         let beat = *self.beat.get_or_insert(next_beat);
         let report = self.reported.map(|(_, at)| at.saturating_add(REPORT_EVERY));
         let try_over =
@@ -76,7 +71,9 @@ impl Seeker {
         };
         match sight {
             Some(Sight::Lease(found, seen)) => {
-                self.fine();
+                // Calls may fail all the same, so their failures still count.
+                self.contact = true;
+                self.last_error = None;
                 self.watch_again = None;
                 self.see(Some(*found), seen);
                 Step::Next
@@ -99,9 +96,26 @@ impl Seeker {
         }
     }
 
+    fn terms(&self) -> Terms {
+        let seconds = self.lease_duration().as_secs();
+        Terms::fitting(u32::try_from(seconds).unwrap_or(u32::MAX), Duration::ZERO)
+    }
+
     /// Nothing may be right only because a watch delivered: Lease, lock and claim are read now and then all the same.
+    /// A beat that failed is repeated after its pause, not a whole beat later, and meanwhile the watch is listened to.
     async fn slow_beat(&mut self) -> Step {
         self.beat = None;
+        match self.look_again().await {
+            Step::Pause(pause) => {
+                let pause = pause.min(jittered(self.terms().slow_beat()));
+                self.beat = Some(self.mono().saturating_add(pause));
+                Step::Next
+            }
+            step => step,
+        }
+    }
+
+    async fn look_again(&mut self) -> Step {
         if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) = self.read_lock().await {
             return step;
         }
@@ -116,8 +130,12 @@ impl Seeker {
 
     pub(super) async fn look_after_claim(&mut self, claim: &ClaimRef) -> Step {
         match self.claims.own(claim, self.call_limit()).await {
-            Ok(OwnClaim::Waits) => Step::Next,
+            Ok(OwnClaim::Waits) => {
+                self.fine(("get", CLAIMS));
+                Step::Next
+            }
             Ok(OwnClaim::Gone) => {
+                self.fine(("get", CLAIMS));
                 self.claimant.left();
                 Step::Next
             }
@@ -186,7 +204,9 @@ impl Seeker {
         }
     }
 
-    /// What is forbidden stays forbidden; a server that does not answer may do so again.
+    /// What is forbidden stays forbidden; a server that does not answer may do so again. But an API server that has just
+    /// started forbids everything for a moment, until it knows the roles: who has queued had the right to, and does not
+    /// give up its place for that.
     pub(super) fn trouble(&mut self, error: StoreError) -> Step {
         if self.ending.is_some() {
             // Leaving: try again until the time for it is over.
@@ -194,12 +214,13 @@ impl Seeker {
             return Step::Pause(backoff(self.failures));
         }
         if let StoreError::Forbidden { access, .. } = &error {
-            let what = (access.verb, access.resource);
-            if self.is_forbidden_for_good(what) {
+            let access = (access.verb, access.resource);
+            let now = self.mono();
+            if self.refusals.refused(access, now) || self.claimant.claim().is_none() {
                 return Step::Over(AcquireError::Forbidden(error));
             }
             self.failures += 1;
-            return Step::Pause(backoff(self.failures.max(2)));
+            return Step::Pause(backoff(REFUSED));
         }
         let give_up = match self.patience {
             Patience::Try => self.waited() >= TRY_READY_WITHIN,
@@ -218,26 +239,6 @@ impl Seeker {
         }
         self.last_error = Some(error);
         Step::Pause(pause)
-    }
-
-    /// An API server that has just started forbids everything for a moment, until it knows the roles. Who has queued
-    /// had the right to, and does not give up its place for that.
-    fn is_forbidden_for_good(&mut self, what: (&'static str, &'static str)) -> bool {
-        let now = self.mono();
-        let since = match &self.forbidden {
-            Some(before)
-                if before.what == what && now < before.last.saturating_add(REPORT_EVERY) =>
-            {
-                before.since
-            }
-            _ => now,
-        };
-        self.forbidden = Some(Forbidden {
-            what,
-            since,
-            last: now,
-        });
-        self.claimant.claim().is_none() || now >= since.saturating_add(FORBIDDEN_FOR)
     }
 
     fn announce_wait(&mut self, why: Waiting, until: Option<Moment>) {
@@ -289,4 +290,9 @@ impl Seeker {
             holder,
         }
     }
+}
+
+/// Give or take a quarter, so that those who began together do not go on together.
+fn jittered(period: Duration) -> Duration {
+    period.mul_f64(0.75 + rand::random::<f64>() / 2.0)
 }
