@@ -61,6 +61,8 @@ mod run_queue;
 #[cfg(target_os = "linux")]
 mod run_refused;
 #[cfg(target_os = "linux")]
+mod run_restore;
+#[cfg(target_os = "linux")]
 mod run_rounds;
 #[cfg(target_os = "linux")]
 mod run_signals;

@@ -12,7 +12,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::{Client, Resource, ResourceExt};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Resource, ResourceExt};
 use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
@@ -20,6 +21,7 @@ use leasehold::engine::LeaseRecord;
 use leasehold::lease::FoundLease;
 use serde_json::json;
 use tokio::sync::OnceCell;
+use xtask::cluster::Cluster;
 
 use super::run_process::RunBuilder;
 use super::server;
@@ -54,6 +56,17 @@ impl Bench {
         CRDS.get_or_init(|| server::install_crds(&client)).await;
         let kubeconfig = std::env::var_os("KUBECONFIG").expect("a server");
         Self::at(client, kubeconfig.into()).await
+    }
+
+    /// On a cluster of the test's own, without Leasehold's definitions yet.
+    pub async fn on(cluster: &Cluster) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .unwrap();
+        Self::at(Client::try_from(config).unwrap(), cluster.kubeconfig()).await
     }
 
     /// On a server of the test's own.

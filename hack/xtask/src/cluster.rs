@@ -24,6 +24,9 @@ use crate::supervisor::{Probe, Program, Spec, State, Supervisor};
 /// The variable by which a shared cluster is handed on: its folder.
 pub const SHARED: &str = "LEASEHOLD_TEST_CLUSTER";
 
+/// The folder with the copy of etcd's data.
+const BACKUP: &str = "etcd.backup";
+
 /// The servers of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
@@ -194,6 +197,27 @@ impl Cluster {
     pub fn restart(&self, component: Component) -> Result<()> {
         self.kill(component)?;
         self.start_again(component)?;
+        self.wait_ready()
+    }
+
+    /// Keeps a copy of etcd's data, as a backup does; etcd is down for that moment.
+    pub fn back_up(&self) -> Result<()> {
+        self.kill(Component::Etcd)?;
+        folder::copy(&self.dir.join("etcd"), &self.dir.join(BACKUP))?;
+        self.start_again(Component::Etcd)?;
+        self.wait_ready()
+    }
+
+    /// Puts the last copy of etcd's data back, with the API server stopped meanwhile, as etcd's manual asks for. What was
+    /// written since is undone, and revisions go back.
+    pub fn restore(&self) -> Result<()> {
+        self.kill(Component::ApiServer)?;
+        self.kill(Component::Etcd)?;
+        let data = self.dir.join("etcd");
+        fs::remove_dir_all(&data)?;
+        folder::copy(&self.dir.join(BACKUP), &data)?;
+        self.start_again(Component::Etcd)?;
+        self.start_again(Component::ApiServer)?;
         self.wait_ready()
     }
 

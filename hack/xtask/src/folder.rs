@@ -105,6 +105,23 @@ pub fn is_locked(path: &Path) -> bool {
         .is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
+/// Copies a folder with all below it, permissions too; `to` must not be there.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
+    let context = || format!("can't copy {} to {}", from.display(), to.display());
+    fs::create_dir(to).with_context(context)?;
+    fs::set_permissions(to, fs::metadata(from)?.permissions()).with_context(context)?;
+    for entry in fs::read_dir(from).with_context(context)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target).with_context(context)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
