@@ -120,11 +120,15 @@ async fn renewals_that_are_refused_end_the_hold_in_time_and_say_why() {
                 "{code}: {tried} tries in {took:?}"
             );
             // After a loss it writes nothing, but for what is on its way in that very moment.
+            let lost_at = MonoInstant::now();
             drop(guard);
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            let after = proxy.puts().len();
-            tokio::time::sleep(Duration::from_millis(600)).await;
-            assert_eq!(proxy.puts().len(), after, "{code}");
+            // So long that several retry periods would show.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let puts = proxy.puts().into_iter();
+            let late: Vec<_> = puts
+                .filter(|put| put.at > lost_at + Duration::from_millis(200))
+                .collect();
+            assert!(late.is_empty(), "{code}: {late:#?}");
             proxy.assert_guarded();
         });
     }

@@ -145,11 +145,7 @@ async fn waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Guard, Waiter) {
     let holder = bench.library().await.lock(lock).claimant("holder");
     let holder = holder.acquire().await.unwrap();
     let waiter = tokio::spawn(proxy.locks().lock(lock).claimant("waiter").acquire());
-    until("its watch is open", BUSY, async || {
-        let mut calls = proxy.calls().into_iter();
-        calls.any(|call| call.verb == "watch" && call.code == Some(200))
-    })
-    .await;
+    proxy.until_watching().await;
     (holder, waiter)
 }
 

@@ -92,10 +92,7 @@ async fn a_slow_beat_that_fails_is_soon_repeated() {
     let holder = bench.library().await.lock("beat").acquire().await.unwrap();
     let proxy = Proxy::new(&bench).await;
     let waiter = proxy.locks().lock("beat").claimant("b").begin();
-    until("it listens", BUSY, async || {
-        proxy.calls().iter().any(|call| call.verb == "watch")
-    })
-    .await;
+    proxy.until_watching().await;
     let before = proxy.calls().len();
     proxy.fault("get", "distributedlocks", 1, Fault::Refuse(503));
     let looks = || {
@@ -120,11 +117,7 @@ async fn a_waiter_at_rest_asks_for_next_to_nothing() {
     let holder = bench.library().await.lock("rest").acquire().await.unwrap();
     let proxy = Proxy::new(&bench).await;
     let waiter = proxy.locks().lock("rest").claimant("b").begin();
-    until("it is named", BUSY, async || {
-        bench.lease("rest").await.next.is_some()
-    })
-    .await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    proxy.until_watching().await;
     let before = proxy.calls().len();
     // Several renewals of the holder pass by meanwhile.
     tokio::time::sleep(Duration::from_secs(12)).await;

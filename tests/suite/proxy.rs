@@ -178,6 +178,15 @@ impl Proxy {
         .await;
     }
 
+    /// Waits until a watch is open: the server has begun to answer it.
+    pub async fn until_watching(&self) {
+        until("a watch is open", BUSY, async || {
+            let mut calls = self.calls().into_iter();
+            calls.any(|call| call.verb == "watch" && call.code == Some(200))
+        })
+        .await;
+    }
+
     /// I3: every write of a Lease carried the uid and the resourceVersion that were read; and there were no others.
     pub fn assert_guarded(&self) {
         for call in self.calls().iter().filter(|call| call.resource == "leases") {

@@ -3,29 +3,19 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use leasehold::clock::{BootInstant, Clock, MonoInstant, SystemClock};
 use xtask::cluster::{Cluster, Component, Options};
 
-use super::run_bench::{BUSY, Bench, last_of};
+use super::run_bench::{BUSY, Bench, last_of, until};
 use super::server::{install_crds, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stops_in_time() {
     let cluster = Cluster::start(&Options::default()).unwrap();
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .unwrap();
-    let client = Client::try_from(config).unwrap();
-
-    let bench = Bench::at(client.clone(), cluster.kubeconfig()).await;
+    let bench = Bench::on(&cluster).await;
     let ended = bench.run("any").ends().await;
     ended.assert(69, &["install Leasehold first (kubectl apply -f crds/)"]);
-    install_crds(&client).await;
+    install_crds(&bench.client).await;
 
     a_frozen_etcd_costs_no_lock(&bench, &cluster).await;
     a_frozen_api_server_ends_commands_in_time(&bench, &cluster).await;
@@ -43,7 +33,7 @@ async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
     let guards = join_all(names.iter().map(|name| locks.lock(name).acquire())).await;
     let guards: Vec<_> = guards.into_iter().map(Result::unwrap).collect();
     // They renew at different moments.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    all_renewed(bench, &names).await;
     cluster.freeze(Component::Etcd).unwrap();
     // A renewal is due after at most 0.37 of the lease, and 0.8 of it is the deadline.
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -56,7 +46,7 @@ async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
             guard.lost().await
         );
     }
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    all_renewed(bench, &names).await;
     for guard in guards {
         let lease = bench.lease(guard.lock()).await;
         assert!(guard.is_held());
@@ -64,6 +54,23 @@ async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
         assert_eq!(lease.spec.transitions, 1);
         guard.release().await.unwrap();
     }
+}
+
+/// Waits until the Lease of each of these locks was renewed once more.
+async fn all_renewed(bench: &Bench, names: &[String]) {
+    let renewals = async || {
+        let leases = names.iter().map(|name| bench.lease(name));
+        let leases = join_all(leases).await.into_iter();
+        leases
+            .map(|lease| lease.spec.renew_time)
+            .collect::<Vec<_>>()
+    };
+    let before = renewals().await;
+    until("all are renewed", BUSY, async || {
+        let now = renewals().await;
+        now.iter().zip(&before).all(|(now, before)| now > before)
+    })
+    .await;
 }
 
 async fn a_frozen_api_server_ends_commands_in_time(bench: &Bench, cluster: &Cluster) {
