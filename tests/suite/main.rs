@@ -39,6 +39,8 @@ mod operator_shared;
 #[cfg(feature = "cli")]
 mod operator_wire;
 #[cfg(target_os = "linux")]
+mod processes;
+#[cfg(target_os = "linux")]
 mod proxy;
 #[cfg(target_os = "linux")]
 mod run_access;

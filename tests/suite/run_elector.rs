@@ -8,8 +8,8 @@ use leasehold::supervise::Signal;
 use serde_json::json;
 
 use super::operator_rig::Operator;
+use super::processes::signal;
 use super::run_bench::{BUSY, Bench, until};
-use super::supervise_wrapper::signal;
 
 /// A client-go elector that was started; killed when dropped.
 struct Elector(Child);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold::clock::BootInstant;
 use leasehold::supervise::Signal;
 
+use super::processes::signal;
 use super::run_bench::{BUSY, Bench, last_of, until};
 use super::run_process::Run;
 
@@ -45,7 +46,7 @@ async fn after_kill_9_of_a_holders_process_group_the_next_starts_within_the_leas
     holder.signal_group(Signal::KILL);
     assert_eq!(holder.exits(BUSY).await.code, 137);
     taken_over(&bench, waiter, began, 3.0).await;
-    assert_eq!(holder.tagged().len(), 0, "the guardian is gone too");
+    assert!(holder.alive().is_empty(), "the guardian is gone too");
     bench.finish().await;
 }
 
@@ -63,11 +64,7 @@ async fn after_kill_9_of_a_holders_whole_tree_the_next_starts_within_the_lease_a
 async fn when_the_guardian_is_killed_the_command_dies_and_the_lock_is_given_back() {
     let bench = Bench::new().await;
     let (holder, waiter) = holder_and_waiter(&bench, "guardian", 10).await;
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(holder.guardian()).unwrap(),
-        Signal::KILL,
-    )
-    .unwrap();
+    signal(holder.guardian(), Signal::KILL);
     holder
         .ends(BUSY)
         .await
@@ -105,7 +102,7 @@ async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
     let bench = Bench::new().await;
     let (mut holder, waiter) = holder_and_waiter(&bench, "frozen", 3).await;
     let began = now();
-    super::supervise_wrapper::signal(holder.guardian(), Signal::STOP);
+    signal(holder.guardian(), Signal::STOP);
     until("the command is dead", BUSY, async || {
         holder.commands().is_empty()
     })

@@ -3,19 +3,16 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use leasehold::supervise::Signal;
-use rustix::process::{Pid, kill_process_group};
 
+use super::processes::{Family, signal};
 use super::run_bench::{BUSY, until};
-use super::supervise_wrapper::{has_argument, processes, signal};
 
-/// Is in the environment of a wrapper, its guardian, its command and all below.
-const TAG: &str = "LEASEHOLD_TEST_RUN";
 /// Defines `note WORD`, which adds a line to the journal.
 const PRELUDE: &str = r#"note() { read -r up rest < /proc/uptime; echo "$1 $LEASEHOLD_HOLDER $LEASEHOLD_FENCING_TOKEN $up" >> "$JOURNAL"; }
 "#;
@@ -85,23 +82,18 @@ impl RunBuilder {
 
     /// Starts it, in a process group of its own.
     pub fn start(self) -> Run {
-        let tag = self.folder.file_name().unwrap().to_os_string();
         let file = |name: &str| fs::File::create(self.folder.join(name)).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        command
             .args(&self.words)
             .arg("--")
             .args(&self.command)
             .envs(self.env)
-            .env(TAG, &tag)
-            .stdin(Stdio::null())
             .stdout(file("stdout"))
-            .stderr(file("stderr"))
-            .process_group(0)
-            .spawn()
-            .unwrap();
+            .stderr(file("stderr"));
+        let tag = self.folder.file_name().unwrap().to_str().unwrap();
         Run {
-            child,
-            tag: tag.into_string().unwrap(),
+            family: Family::start(&mut command, tag),
             folder: self.folder,
             code: None,
         }
@@ -134,49 +126,28 @@ impl Ended {
 
 /// A `leasehold run` that was started: wrapper, guardian, command.
 pub struct Run {
-    child: Child,
-    tag: String,
+    family: Family,
     folder: PathBuf,
     code: Option<i32>,
 }
 
 impl Run {
     pub fn wrapper(&self) -> i32 {
-        self.child.id().cast_signed()
+        self.family.first()
     }
 
     pub fn guardian(&self) -> i32 {
-        self.tagged()
-            .into_iter()
-            .find(|&pid| has_argument(pid, "__guardian"))
-            .expect("a guardian")
+        self.family.guardian().expect("a guardian")
     }
 
     /// The command and its descendants, those alive.
     pub fn commands(&self) -> BTreeSet<i32> {
-        let mut pids = self.tagged();
-        // One without words is on its way out: a guardian, perhaps.
-        pids.retain(|&pid| {
-            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let guards = words
-                .split(|&byte| byte == 0)
-                .any(|word| word == b"__guardian");
-            pid != self.wrapper() && !words.is_empty() && !guards
-        });
-        pids
+        self.family.commands(|pid| pid == self.wrapper())
     }
 
-    /// Everybody with our tag. A zombie has no environment any more, so it counts as dead.
-    pub fn tagged(&self) -> BTreeSet<i32> {
-        let needle = format!("{TAG}={}", self.tag);
-        processes()
-            .filter(|pid| {
-                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                environment
-                    .split(|&byte| byte == 0)
-                    .any(|entry| entry == needle.as_bytes())
-            })
-            .collect()
+    /// Wrapper, guardian, command and all below, those alive.
+    pub fn alive(&self) -> BTreeSet<i32> {
+        self.family.all()
     }
 
     /// Sends the wrapper a signal.
@@ -186,14 +157,12 @@ impl Run {
 
     /// Sends the wrapper's process group a signal.
     pub fn signal_group(&self, what: Signal) {
-        let _ = kill_process_group(Pid::from_raw(self.wrapper()).unwrap(), what);
+        self.family.signal_group(what);
     }
 
     /// Sends every process of the tree a signal.
     pub fn signal_tree(&self, what: Signal) {
-        for pid in self.tagged() {
-            signal(pid, what);
-        }
+        self.family.signal_all(what);
     }
 
     pub fn stderr(&self) -> String {
@@ -209,7 +178,7 @@ impl Run {
     /// Its exit code, if it has ended; 128 + n for a signal.
     pub fn code(&mut self) -> Option<i32> {
         if self.code.is_none() {
-            let status = self.child.try_wait().unwrap();
+            let status = self.family.ended();
             self.code =
                 status.map(|status| status.code().unwrap_or(128 + status.signal().unwrap_or(0)));
         }
@@ -235,14 +204,5 @@ impl Run {
             stdout: fs::read_to_string(self.folder.join("stdout")).unwrap_or_default(),
             stderr: self.stderr(),
         }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // Only after a failed test, or a test of killing, is anyone left here; also a frozen one dies of KILL.
-        self.signal_tree(Signal::KILL);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

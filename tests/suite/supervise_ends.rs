@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use leasehold::supervise::{ChildStatus, EndReason, Signal};
 
-use crate::supervise_wrapper::{Folder, SLACK, Setup, has_argument, processes, signal, until};
+use crate::processes::{children_of, has_argument, is_zombie, signal};
+use crate::supervise_wrapper::{Folder, SLACK, Setup, until};
 
 /// A command that ignores TERM, with a child in another session that does too, and a double fork.
 const STUBBORN: &str = "trap '' TERM INT HUP QUIT; setsid sh -c 'sleep 600; :' & (sleep 600 &); \
@@ -231,28 +232,8 @@ fn zombies_below(root: i32) -> usize {
     let mut zombies = 0;
     while let Some(parent) = parents.pop() {
         let children = children_of(parent);
-        zombies += children
-            .iter()
-            .filter(|&&pid| stat_field(pid, 0).is_some_and(|state| state == "Z"))
-            .count();
+        zombies += children.iter().filter(|&&pid| is_zombie(pid)).count();
         parents.extend(children);
     }
     zombies
-}
-
-fn children_of(parent: i32) -> Vec<i32> {
-    let parent = parent.to_string();
-    processes()
-        .filter(|&pid| stat_field(pid, 1).is_some_and(|of| of == parent))
-        .collect()
-}
-
-/// A field of `/proc/PID/stat`, counted from behind the name.
-fn stat_field(pid: i32, index: usize) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')')
-        .next()?
-        .split_ascii_whitespace()
-        .nth(index)
-        .map(str::to_owned)
 }

@@ -7,7 +7,8 @@ use leasehold::supervise::{EndReason, Signal};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::supervise_wrapper::{Folder, SLACK, Setup, Tree, signal, until};
+use crate::processes::signal;
+use crate::supervise_wrapper::{Folder, SLACK, Setup, Tree, until};
 
 /// Ignores what can be ignored; one child in another session, one twice forked, one that forks on and on.
 const STUBBORN: &str = "trap '' TERM INT HUP QUIT USR1 USR2; setsid sh -c 'sleep 600; :' & (sleep 600 &); \

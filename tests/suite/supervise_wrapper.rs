@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use leasehold::clock::BootInstant;
@@ -17,13 +16,14 @@ use leasehold::supervise::{
     ChildEnded, Deadlines, Event, Events, Options, Signal, Signals, StartError, StartSpec,
     Supervisor, SupervisorHandle, resolve_command,
 };
-use rustix::process::{Pid, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
+
+use crate::processes::{Family, has_argument};
 
 /// The file that holds a [`Setup`]; its presence turns [`wrapper_process`] into a wrapper.
 const SETUP: &str = "LEASEHOLD_TEST_WRAPPER";
-/// Is in the environment of wrapper, guardian, command and all below it.
-const TAG: &str = "LEASEHOLD_TEST_TAG";
+/// The test that becomes a wrapper.
+const WRAPPER: &str = "supervise_wrapper::wrapper_process";
 /// What a busy machine may need to run a process that is due, and the kernel to end one.
 pub const SLACK: Duration = Duration::from_secs(3);
 
@@ -91,35 +91,20 @@ impl Setup {
         self.report = folder.path().join("report");
         let setup = folder.path().join("setup");
         fs::write(&setup, serde_json::to_vec(&self).unwrap()).unwrap();
-        let tag = folder
-            .path()
-            .file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned();
         let this = std::env::current_exe().unwrap();
         let mut argv: Vec<OsString> = outer.iter().map(OsString::from).collect();
         argv.push(this.into());
-        let child = Command::new(&argv[0])
+        let mut command = Command::new(&argv[0]);
+        command
             .args(&argv[1..])
-            .args([
-                "--exact",
-                "supervise_wrapper::wrapper_process",
-                "--nocapture",
-            ])
+            .args(["--exact", WRAPPER, "--nocapture"])
             .env(SETUP, &setup)
-            .env(TAG, &tag)
             .env("READY", folder.path().join("ready"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::null());
+        let tag = folder.path().file_name().unwrap().to_str().unwrap();
         Tree {
-            child,
+            family: Family::start(&mut command, tag),
             below_another: !outer.is_empty(),
-            tag,
             folder,
             setup: self,
         }
@@ -148,11 +133,10 @@ impl Drop for Folder {
     }
 }
 
-/// A wrapper and everything below it, found by a variable in the environment.
+/// A wrapper and everything below it.
 pub struct Tree {
-    child: Child,
+    family: Family,
     below_another: bool,
-    tag: String,
     folder: Folder,
     setup: Setup,
 }
@@ -167,51 +151,28 @@ impl Tree {
     }
 
     pub fn wrapper(&self) -> i32 {
-        let child = self.child.id().cast_signed();
+        let first = self.family.first();
         if !self.below_another {
-            return child;
+            return first;
         }
-        self.tagged()
+        self.family
+            .all()
             .into_iter()
-            .find(|&pid| pid != child && has_argument(pid, "supervise_wrapper::wrapper_process"))
+            .find(|&pid| pid != first && has_argument(pid, WRAPPER))
             .expect("the wrapper runs")
     }
 
     pub fn guardian(&self) -> Option<i32> {
-        self.tagged()
-            .into_iter()
-            .find(|&pid| has_argument(pid, "__guardian"))
+        self.family.guardian()
     }
 
     /// The command and its descendants, those alive.
     pub fn commands(&self) -> BTreeSet<i32> {
-        let mut pids = self.tagged();
-        pids.retain(|&pid| {
-            !has_argument(pid, "__guardian")
-                && !has_argument(pid, "supervise_wrapper::wrapper_process")
-        });
-        pids
-    }
-
-    /// Everybody with our tag. A zombie has no environment any more, so it counts as dead.
-    pub fn tagged(&self) -> BTreeSet<i32> {
-        let needle = format!("{TAG}={}", self.tag);
-        processes()
-            .filter(|pid| {
-                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                environment
-                    .split(|&byte| byte == 0)
-                    .any(|entry| entry == needle.as_bytes())
-            })
-            .collect()
+        self.family.commands(|pid| has_argument(pid, WRAPPER))
     }
 
     pub fn signal_group(&self, signal: Signal) {
-        // Nobody may be left in it.
-        let _ = kill_process_group(
-            Pid::from_raw(self.child.id().cast_signed()).unwrap(),
-            signal,
-        );
+        self.family.signal_group(signal);
     }
 
     /// Waits until nothing of the command is alive.
@@ -221,7 +182,7 @@ impl Tree {
 
     /// Waits until wrapper and guardian have ended as well.
     pub fn all_end_within(&self, within: Duration) {
-        self.gone_within(within, || self.tagged().is_empty());
+        self.gone_within(within, || self.family.all().is_empty());
     }
 
     fn gone_within(&self, within: Duration, gone: impl Fn() -> bool) {
@@ -230,29 +191,17 @@ impl Tree {
             assert!(
                 BootInstant::now() < give_up,
                 "alive after {within:?}:\n{}",
-                self.describe()
+                self.family.describe()
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    /// Everybody with our tag, a line each.
-    pub fn describe(&self) -> String {
-        let line = |pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words = String::from_utf8_lossy(&words).replace('\0', " ");
-            let stat: Vec<&str> = stat.split_ascii_whitespace().take(6).collect();
-            format!("{} {words}\n", stat.join(" "))
-        };
-        self.tagged().into_iter().map(line).collect()
     }
 
     /// Waits for the end of the wrapper (or of the program around it).
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
         let mut status = None;
         until("the wrapper has ended", within, || {
-            status = self.child.try_wait().unwrap();
+            status = self.family.ended();
             status.is_some()
         });
         status.unwrap()
@@ -279,22 +228,6 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
-    fn drop(&mut self) {
-        // Only after a failed test is anyone left here; also a frozen one dies of KILL.
-        for pid in self.tagged() {
-            signal(pid, Signal::KILL);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Sends a signal to one process, which may have ended.
-pub fn signal(pid: i32, signal: Signal) {
-    let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
-}
-
 /// Waits until something is true; fails if it is not in time.
 pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
     let give_up = BootInstant::now() + within;
@@ -305,19 +238,6 @@ pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-pub fn processes() -> impl Iterator<Item = i32> {
-    fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-}
-
-/// Whether this is one of the words that the process was started with.
-pub fn has_argument(pid: i32, argument: &str) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|&byte| byte == 0)
-        .any(|word| word == argument.as_bytes())
 }
 
 /// Does nothing as a test; as a wrapper it exits by the command's code.
