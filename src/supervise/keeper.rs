@@ -104,7 +104,7 @@ impl Keeper {
                 }
             }
             if self.command.is_none() && (self.abandoned || self.channel.is_closed()) {
-                return self.dismiss_guardian();
+                return self.finish(ChildEnded::not_started());
             }
             if self.sleep().is_err() {
                 // Without sleep there is no watching: the closed socket makes the guardian end the command.
@@ -345,30 +345,22 @@ impl Keeper {
     }
 
     fn finish(mut self, ended: ChildEnded) {
-        if let Some(starting) = self
-            .command
-            .as_mut()
-            .and_then(|watched| watched.starting.take())
-        {
+        if !is_reaped(self.guardian) {
+            let _ = kill_process(self.guardian, Signal::KILL);
+            // If something could not be killed, it may be the guardian itself: the word must not wait for that.
+            while ended.all_reaped
+                && matches!(
+                    waitpid(Some(self.guardian), WaitOptions::empty()),
+                    Err(Errno::INTR)
+                )
+            {}
+        }
+        let _ = self.outbox.send(Event::Ended(ended));
+        if let Some(starting) = self.command.as_mut().and_then(|it| it.starting.take()) {
             let _ = starting.send(Err(StartError::Refused(
                 "the guardian process was lost".to_owned(),
             )));
         }
-        let outbox = self.outbox.clone();
-        self.dismiss_guardian();
-        let _ = outbox.send(Event::Ended(ended));
-    }
-
-    /// The guardian has nothing left to do.
-    fn dismiss_guardian(self) {
-        if is_reaped(self.guardian) {
-            return;
-        }
-        let _ = kill_process(self.guardian, Signal::KILL);
-        while matches!(
-            waitpid(Some(self.guardian), WaitOptions::empty()),
-            Err(Errno::INTR)
-        ) {}
     }
 
     fn tell(&mut self, message: &ToGuardian) {

@@ -171,6 +171,8 @@ pub enum ChildStatus {
     Signaled(i32),
     /// The guardian was lost, and the status with it.
     Unknown,
+    /// No process of it ever existed.
+    NotStarted,
 }
 
 impl From<WaitStatus> for ChildStatus {
@@ -197,6 +199,15 @@ pub struct ChildEnded {
 }
 
 impl ChildEnded {
+    fn not_started() -> Self {
+        Self {
+            status: ChildStatus::NotStarted,
+            all_reaped: true,
+            left: Vec::new(),
+            killed_for: None,
+        }
+    }
+
     /// The exit code to hand on: the command's own, or 128 + n for signal n.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -204,6 +215,7 @@ impl ChildEnded {
             ChildStatus::Exited(code) => u8::try_from(code & 0xff).unwrap_or(1),
             ChildStatus::Signaled(signal) => exit_code_for_signal(signal),
             ChildStatus::Unknown => exit_code_for_signal(Signal::KILL.as_raw()),
+            ChildStatus::NotStarted => EXIT_NOT_EXECUTABLE,
         }
     }
 }

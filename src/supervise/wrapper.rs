@@ -57,13 +57,13 @@ pub enum SpawnError {
     OtherVersion,
 }
 
-/// Why nothing was started.
+/// Why the command was not started, as far as anybody knows.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// `soft` had passed.
     #[error("the deadline passed before the command could be started")]
     TooLate,
-    /// The system refused.
+    /// The system refused, or the guardian was lost meanwhile.
     #[error("the command can't be started: {0}")]
     Refused(String),
     /// The supervisor has ended, or something was started before.
@@ -96,7 +96,7 @@ pub enum Event {
     /// TERM was sent; KILL follows after the grace or at `hard`. `None`: the command has ended by itself and left
     /// descendants behind.
     Ending(Option<EndReason>),
-    /// Over. The last event.
+    /// Over, also if it never began. The last event.
     Ended(ChildEnded),
 }
 
@@ -175,7 +175,8 @@ struct Remote {
 
 impl SupervisorHandle {
     /// Starts the command, once per supervisor; answers with its process id, which is also its group's. Its standard
-    /// input is this process's. After an error nothing of it runs.
+    /// input is this process's. After an error nothing more is started, but a lost guardian may have got that far: what
+    /// became of it is told by [`Event::Ended`], once every handle is dropped.
     pub async fn start(&self, spec: StartSpec) -> Result<i32, StartError> {
         let (reply, answer) = oneshot::channel();
         self.request(Request::Start {

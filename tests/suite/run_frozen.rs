@@ -118,6 +118,57 @@ async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
     bench.finish().await;
 }
 
+/// A waiter that gets the lock after its guardian was sent this signal, so that nothing is there to start its command.
+async fn has_no_guardian_when_it_gets_the_lock(bench: &Bench, lock: &str, sent: Signal) -> Run {
+    let (holder, waiter) = holder_and_waiter(bench, lock, 5).await;
+    signal(waiter.guardian(), sent);
+    holder.signal(Signal::TERM);
+    holder.ends(BUSY).await.assert(143, &[]);
+    waiter
+}
+
+/// It ends in this way, nothing of its command ran, and the lock is free again.
+async fn started_nothing(bench: &Bench, lock: &str, run: Run, code: i32, words: &str) {
+    run.ends(BUSY).await.assert(code, &[words]);
+    assert!(!bench.noted("start").contains(&"waiter".to_owned()));
+    assert!(bench.lease(lock).await.is_free());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guardian_frozen_or_killed_while_it_is_to_start_the_command_is_a_lost_one() {
+    let bench = Bench::new().await;
+    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "frozen", Signal::STOP).await;
+    started_nothing(
+        &bench,
+        "frozen",
+        waiter,
+        76,
+        "the guardian process was lost",
+    )
+    .await;
+
+    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "killed", Signal::STOP).await;
+    // With the first renewal it has been told to start.
+    until("it holds and renews", BUSY, async || {
+        let lease = bench.leases().get("killed").await.unwrap().spec.unwrap();
+        let holder = lease.holder_identity.unwrap_or_default();
+        holder.starts_with("waiter/") && lease.renew_time > lease.acquire_time
+    })
+    .await;
+    signal(waiter.guardian(), Signal::KILL);
+    let words = "the guardian process was frozen or killed";
+    started_nothing(&bench, "killed", waiter, 76, words).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guardian_killed_while_waiting_costs_the_turn_and_not_the_lock() {
+    let bench = Bench::new().await;
+    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "idle", Signal::KILL).await;
+    started_nothing(&bench, "idle", waiter, 126, "the supervisor has ended").await;
+    bench.finish().await;
+}
+
 /// Nothing can end a command while wrapper and guardian are frozen; once they thaw it does not go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_that_was_frozen_past_its_lease_ends_when_it_thaws() {

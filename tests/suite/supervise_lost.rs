@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::processes::signal;
-use crate::supervise_wrapper::{Folder, SLACK, Setup, Tree, until};
+use crate::supervise_wrapper::{Folder, NOT_STARTED, SLACK, Setup, Tree, until};
 
 /// Ignores what can be ignored; one child in another session, one twice forked, one that forks on and on.
 const STUBBORN: &str = "trap '' TERM INT HUP QUIT USR1 USR2; setsid sh -c 'sleep 600; :' & (sleep 600 &); \
@@ -193,6 +193,33 @@ fn a_guardian_frozen_before_its_command_starts_starts_nothing_late() {
         signal(guardian, Signal::CONT);
         ends_in_time(&tree);
         tree.all_end_within(SLACK * 2);
+    }
+}
+
+/// Whoever keeps a lock gives it back only once it is told that nothing is left.
+#[test]
+fn a_start_that_failed_is_followed_by_the_last_word_too() {
+    let too_long = "x".repeat(200_000);
+    for (what, setup) in [
+        ("too late", Setup::new(&["true"]).deadlines(0, 0)),
+        ("refused", Setup::new(&["true", &too_long])),
+    ] {
+        let (exit, ended) = setup.start().finish(SLACK * 3);
+        assert_eq!(exit.code(), Some(NOT_STARTED), "{what}");
+        assert_eq!((ended.exit_code(), ended.killed_for), (126, None), "{what}");
+        assert!(ended.all_reaped, "{what}");
+    }
+    for sent in [Signal::KILL, Signal::STOP] {
+        let setup = Setup {
+            held_back: true,
+            ..Setup::script("exec sleep 600")
+        };
+        let tree = setup.deadlines(300, 500).start().ready();
+        signal(tree.guardian().unwrap(), sent);
+        tree.go();
+        let (exit, ended) = tree.finish(SLACK * 3);
+        assert_eq!(exit.code(), Some(NOT_STARTED), "{sent:?}");
+        assert!(ended.all_reaped, "{sent:?}: {ended:?}");
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use leasehold::clock::BootInstant;
 use leasehold::supervise::{
-    ChildEnded, Deadlines, Event, Events, Options, Signal, Signals, StartError, StartSpec,
-    Supervisor, SupervisorHandle, resolve_command,
+    ChildEnded, Deadlines, Event, Events, Options, Signal, Signals, StartSpec, Supervisor,
+    SupervisorHandle, resolve_command,
 };
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,8 @@ pub struct Setup {
     pub end_on_signal: bool,
     /// Asks for the end after this long.
     pub end_after: Option<Duration>,
+    /// Is ready once the guardian is, and starts the command when [`Tree::go`] says so.
+    pub held_back: bool,
     /// Filled in by [`Setup::start`].
     pub report: PathBuf,
 }
@@ -60,6 +62,7 @@ impl Setup {
             renew_every: Some(Duration::from_millis(50)),
             end_on_signal: false,
             end_after: None,
+            held_back: false,
             report: PathBuf::new(),
         }
     }
@@ -148,6 +151,11 @@ impl Tree {
             self.folder.path().join("ready").exists()
         });
         self
+    }
+
+    /// Lets a wrapper go on that was held back.
+    pub fn go(&self) {
+        fs::write(self.folder.path().join("go"), "").unwrap();
     }
 
     pub fn wrapper(&self) -> i32 {
@@ -260,6 +268,11 @@ fn run_wrapper(setup: &Setup) -> i32 {
     };
     let guardian_exe = PathBuf::from(env!("CARGO_BIN_EXE_leasehold"));
     let supervisor = Supervisor::spawn(&Options { guardian_exe }).unwrap();
+    if setup.held_back {
+        fs::write(std::env::var_os("READY").unwrap(), "").unwrap();
+        let go = setup.report.with_file_name("go");
+        until("it is let go", SLACK * 10, || go.exists());
+    }
     let spec = StartSpec {
         program,
         argv0: OsString::from(&setup.command[0]),
@@ -274,29 +287,32 @@ fn run_wrapper(setup: &Setup) -> i32 {
         .build()
         .unwrap();
     let (handle, events) = supervisor.split();
-    let ended = match runtime.block_on(drive(setup, spec, handle, events)) {
-        Ok(ended) => ended,
-        Err(error) => {
-            eprintln!("{error}");
-            return NOT_STARTED;
-        }
-    };
+    let (code, ended) = runtime.block_on(drive(setup, spec, handle, events));
     let temporary = setup.report.with_extension("new");
     let mut file = fs::File::create(&temporary).unwrap();
     file.write_all(&serde_json::to_vec(&ended).unwrap())
         .unwrap();
     fs::rename(temporary, &setup.report).unwrap();
-    ended.exit_code().into()
+    code
 }
 
+/// The exit code, and how it ended.
 async fn drive(
     setup: &Setup,
     spec: StartSpec,
     handle: SupervisorHandle,
     mut events: Events,
-) -> Result<ChildEnded, StartError> {
+) -> (i32, ChildEnded) {
     let mut signals = Signals::install().unwrap();
-    handle.start(spec).await?;
+    if let Err(error) = handle.start(spec).await {
+        eprintln!("{error}");
+        drop(handle);
+        loop {
+            if let Event::Ended(ended) = events.next().await.expect("the events end with Ended") {
+                return (NOT_STARTED, ended);
+            }
+        }
+    }
     let mut renew = tokio::time::interval(setup.renew_every.unwrap_or(Duration::from_hours(1)));
     let end = tokio::time::sleep(setup.end_after.unwrap_or(Duration::from_hours(1)));
     tokio::pin!(end);
@@ -305,7 +321,7 @@ async fn drive(
     loop {
         tokio::select! {
             event = events.next() => match event {
-                Some(Event::Ended(ended)) => return Ok(ended),
+                Some(Event::Ended(ended)) => return (ended.exit_code().into(), ended),
                 Some(Event::Ending(_)) => {}
                 None => panic!("the events end with Ended"),
             },

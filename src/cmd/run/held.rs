@@ -7,13 +7,17 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
 use leasehold::client::{Guard, LossReason, Released};
+use leasehold::clock::BootInstant;
 use leasehold::supervise::{
-    ChildEnded, Deadlines, EXIT_NOT_EXECUTABLE, EndReason, Event, Events, Signals, StartError,
-    StartSpec, Supervisor, SupervisorHandle, exit_code_for_signal,
+    ChildEnded, ChildStatus, Deadlines, EndReason, Event, Events, Signals, StartError, StartSpec,
+    Supervisor, SupervisorHandle, exit_code_for_signal,
 };
 
 use super::{Args, End};
 use crate::cmd::say;
+
+/// For the last word on a command that could not be started. The supervisor itself gives up on a process after 5 s.
+const LAST_WORD_WITHIN: Duration = Duration::from_secs(10);
 
 /// A lock that is held, and the command that runs under it.
 pub(super) struct Held<'a> {
@@ -27,7 +31,6 @@ pub(super) struct Held<'a> {
 impl Held<'_> {
     pub(super) async fn run(mut self, program: PathBuf, supervisor: Supervisor) -> End {
         let (handle, events) = supervisor.split();
-        let lost_code = self.args.lost_exit_code;
         // A signal that raced with the grant starts nothing.
         while let Some(signal) = self.signals.recv().now_or_never() {
             if Signals::ends_waiting(signal) {
@@ -38,19 +41,39 @@ impl Held<'_> {
         }
         let Some(deadlines) = self.guard.deadlines() else {
             let reason = self.guard.lost().await;
-            return self.lost(reason);
+            return self.end(self.args.lost_exit_code, reason.as_str());
         };
-        let started = handle.start(self.spec(program, convert(deadlines))).await;
-        match started {
+        match handle.start(self.spec(program, convert(deadlines))).await {
             Ok(_) => self.supervise(handle, events).await,
-            Err(error) => {
-                say(&error.to_string());
-                match error {
-                    StartError::TooLate => self.release(lost_code, "Expired").await,
-                    _ => self.release(EXIT_NOT_EXECUTABLE, "NotStarted").await,
+            Err(error) => self.not_started(&error, handle, events).await,
+        }
+    }
+
+    /// A guardian that was lost may have started the command and not said so: here too the last word decides. The
+    /// supervisor ends, with that word, once nobody holds its handle.
+    async fn not_started(
+        self,
+        error: &StartError,
+        handle: SupervisorHandle,
+        mut events: Events,
+    ) -> End {
+        say(&error.to_string());
+        drop(handle);
+        let within = self.guard.deadlines().map_or(LAST_WORD_WITHIN, |at| {
+            let left = at.work.saturating_duration_since(BootInstant::now());
+            left.min(LAST_WORD_WITHIN)
+        });
+        let last_word = async {
+            while let Some(event) = events.next().await {
+                if let Event::Ended(ended) = event {
+                    return Some(ended);
                 }
             }
-        }
+            None
+        };
+        let ended = tokio::time::timeout(within, last_word).await;
+        let too_late = matches!(error, StartError::TooLate);
+        self.finish(ended.ok().flatten(), None, too_late).await
     }
 
     fn spec(&self, program: PathBuf, deadlines: Deadlines) -> StartSpec {
@@ -116,33 +139,23 @@ impl Held<'_> {
             }
         };
         drop(moving);
-        self.finish(ended, lost).await
+        self.finish(ended, lost, false).await
     }
 
-    async fn finish(self, ended: Option<ChildEnded>, lost: Option<LossReason>) -> End {
-        let lost_code = self.args.lost_exit_code;
-        let Some(ended) = ended else {
-            say("the supervisor ended without a word on the command: the lock is left to expire");
-            return End::new(self.args.lost_exit_code, "SupervisorLost");
-        };
-        if !ended.all_reaped {
-            say(&format!(
-                "processes {:?} could not be killed: lock {:?} is not released, its lease ends by itself",
-                ended.left,
-                self.guard.lock()
-            ));
-            return self.end(self.args.lost_exit_code, "Unkillable");
+    async fn finish(
+        self,
+        ended: Option<ChildEnded>,
+        lost: Option<LossReason>,
+        too_late: bool,
+    ) -> End {
+        let verdict = judge(ended.as_ref(), lost, too_late, self.args.lost_exit_code);
+        if let Some(words) = verdict.words {
+            say(&words);
         }
-        if let Some(reason) = lost {
-            return self.lost(reason);
-        }
-        match ended.killed_for {
-            Some(EndReason::Deadline) => self.release(lost_code, "Expired").await,
-            Some(EndReason::GuardianLost) => {
-                say("the guardian process was frozen or killed, and the command ended with it");
-                self.release(lost_code, "GuardianLost").await
-            }
-            _ => self.release(ended.exit_code(), "Completed").await,
+        if verdict.release {
+            self.release(verdict.code, verdict.reason).await
+        } else {
+            self.end(verdict.code, verdict.reason)
         }
     }
 
@@ -157,10 +170,6 @@ impl Held<'_> {
             token,
             holder,
         }
-    }
-
-    fn lost(&self, reason: LossReason) -> End {
-        self.end(self.args.lost_exit_code, reason.as_str())
     }
 
     /// Gives the lock back; no signal cuts that short.
@@ -188,9 +197,137 @@ impl Held<'_> {
     }
 }
 
+/// What the end of the command means for the lock and for this process.
+struct Verdict {
+    /// The lock is given back; else it is left to end by itself.
+    release: bool,
+    code: u8,
+    reason: &'static str,
+    words: Option<String>,
+}
+
+impl Verdict {
+    fn new(release: bool, code: u8, reason: &'static str) -> Self {
+        Self {
+            release,
+            code,
+            reason,
+            words: None,
+        }
+    }
+
+    fn saying(self, words: impl Into<String>) -> Self {
+        Self {
+            words: Some(words.into()),
+            ..self
+        }
+    }
+}
+
+/// The one place that decides whether the lock is given back: only if nothing of the command is known to be left.
+fn judge(
+    ended: Option<&ChildEnded>,
+    lost: Option<LossReason>,
+    too_late: bool,
+    lost_code: u8,
+) -> Verdict {
+    let Some(ended) = ended else {
+        return Verdict::new(false, lost_code, "SupervisorLost")
+            .saying("no word came on what became of the command: the lock is left to expire");
+    };
+    if !ended.all_reaped {
+        return Verdict::new(false, lost_code, "Unkillable").saying(format!(
+            "processes {:?} could not be killed: the lock is not released, its lease ends by itself",
+            ended.left
+        ));
+    }
+    if let Some(reason) = lost {
+        return Verdict::new(false, lost_code, reason.as_str());
+    }
+    match (ended.killed_for, ended.status) {
+        (Some(EndReason::Deadline), _) => Verdict::new(true, lost_code, "Expired"),
+        (Some(EndReason::GuardianLost), _) => Verdict::new(true, lost_code, "GuardianLost")
+            .saying("the guardian process was frozen or killed, and the command ended with it"),
+        (_, ChildStatus::NotStarted) if too_late => Verdict::new(true, lost_code, "Expired"),
+        (_, ChildStatus::NotStarted) => Verdict::new(true, ended.exit_code(), "NotStarted"),
+        _ => Verdict::new(true, ended.exit_code(), "Completed"),
+    }
+}
+
 fn convert(deadlines: leasehold::client::Deadlines) -> Deadlines {
     Deadlines {
         soft: deadlines.renew,
         hard: deadlines.work,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOST: u8 = 76;
+
+    fn ended(status: ChildStatus) -> ChildEnded {
+        ChildEnded {
+            status,
+            all_reaped: true,
+            left: vec![],
+            killed_for: None,
+        }
+    }
+
+    fn judged(ended: &ChildEnded, too_late: bool) -> (bool, u8, &'static str) {
+        let verdict = judge(Some(ended), None, too_late, LOST);
+        (verdict.release, verdict.code, verdict.reason)
+    }
+
+    /// However the command came to its end, and whether it was started: nothing else counts then.
+    #[test]
+    fn a_lock_is_not_given_back_while_something_lives_or_nobody_knows() {
+        let exited = ended(ChildStatus::Exited(0));
+        let not_started = ended(ChildStatus::NotStarted);
+        let killed = ChildEnded {
+            killed_for: Some(EndReason::GuardianLost),
+            ..ended(ChildStatus::Unknown)
+        };
+        let revoked = Some(LossReason::Revoked);
+        for (ended, lost, too_late) in [
+            (&exited, None, false),
+            (&exited, revoked, false),
+            (&killed, None, false),
+            (&not_started, None, false),
+            (&not_started, None, true),
+        ] {
+            let alive = ChildEnded {
+                all_reaped: false,
+                left: vec![42],
+                ..ended.clone()
+            };
+            let verdict = judge(Some(&alive), lost, too_late, LOST);
+            let seen = (verdict.release, verdict.code, verdict.reason);
+            assert_eq!(seen, (false, LOST, "Unkillable"), "{alive:?}");
+            assert!(verdict.words.unwrap().contains("[42]"));
+            assert!(!judge(None, lost, too_late, LOST).release);
+        }
+        assert!(!judge(Some(&exited), revoked, false, LOST).release);
+    }
+
+    #[test]
+    fn what_is_known_to_be_over_gives_the_lock_back() {
+        let not_started = ended(ChildStatus::NotStarted);
+        assert_eq!(judged(&not_started, false), (true, 126, "NotStarted"));
+        assert_eq!(judged(&not_started, true), (true, LOST, "Expired"));
+        let exited = ended(ChildStatus::Exited(3));
+        assert_eq!(judged(&exited, false), (true, 3, "Completed"));
+        for (killed_for, reason) in [
+            (EndReason::Deadline, "Expired"),
+            (EndReason::GuardianLost, "GuardianLost"),
+        ] {
+            let killed = ChildEnded {
+                killed_for: Some(killed_for),
+                ..ended(ChildStatus::Unknown)
+            };
+            assert_eq!(judged(&killed, false), (true, LOST, reason));
+        }
     }
 }
