@@ -5,8 +5,11 @@ use kube::{CustomResource, ResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::conditions;
-use super::names::{MAX_IDENTITY_CHARS, MAX_NAME_CHARS, MAX_TOKEN};
+use super::conditions::{self, ConditionStatus, set_condition};
+use super::names::{
+    CONDITION_GRANTED, CONDITION_READY, CONDITION_STALLED, MAX_IDENTITY_CHARS, MAX_NAME_CHARS,
+    MAX_TOKEN, REASON_OK,
+};
 use super::token::FencingToken;
 
 /// What is claimed. Immutable but for priority and hold.fixed.seconds.
@@ -137,6 +140,7 @@ pub struct PodHold {
 pub struct LockClaimStatus {
     /// The metadata.generation that this status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = MAX_TOKEN))]
     pub observed_generation: Option<i64>,
     /// Pending, Granted, or how it finished. A final phase never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,6 +224,44 @@ impl ClaimPhase {
             Self::Released | Self::Expired | Self::Revoked | Self::TimedOut | Self::Rejected => {
                 true
             }
+        }
+    }
+}
+
+impl LockClaimStatus {
+    /// Sets the phase and the conditions that go with it, as said about this generation.
+    ///
+    /// Tools that judge by conditions (kstatus, Flux, Argo CD) read it thus: while it waits they go on waiting, once it
+    /// is granted they go on, and when it is over, in whatever way, they give up, as it never becomes ready again.
+    pub fn set_phase(
+        &mut self,
+        phase: ClaimPhase,
+        reason: &str,
+        message: &str,
+        generation: Option<i64>,
+        now: &Time,
+    ) {
+        self.observed_generation = generation;
+        self.phase = Some(phase);
+        let over = phase.is_final();
+        let granted = phase == ClaimPhase::Granted;
+        let ready = if granted || over {
+            granted.into()
+        } else {
+            ConditionStatus::Unknown
+        };
+        let stalled = if over {
+            (reason, message)
+        } else {
+            (REASON_OK, "nothing needs a person")
+        };
+        for (type_, status, (reason, message)) in [
+            (CONDITION_READY, ready, (reason, message)),
+            (CONDITION_GRANTED, granted.into(), (reason, message)),
+            (CONDITION_STALLED, over.into(), stalled),
+        ] {
+            let conditions = &mut self.conditions;
+            set_condition(conditions, type_, status, reason, message, generation, now);
         }
     }
 }

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-use super::names::{MAX_MESSAGE_CHARS, clip};
+use super::names::{MAX_MESSAGE_CHARS, MAX_TOKEN, clip};
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,7 @@ pub(super) fn schema(_: &mut SchemaGenerator) -> Schema {
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,
+                    "maximum": MAX_TOKEN,
                 },
                 "lastTransitionTime": {
                     "description": "When the status last changed.",

@@ -11,7 +11,7 @@ use super::claim::HoldType;
 use super::conditions;
 use super::names::{
     MAX_HISTORY, MAX_HOLDERS, MAX_IDENTITY_CHARS, MAX_LEASE_SECONDS, MAX_LOCK_LEASE_SECONDS,
-    MAX_NAME_CHARS,
+    MAX_NAME_CHARS, MAX_TOKEN,
 };
 use super::token::{FencingToken, zero_is_none};
 
@@ -151,6 +151,7 @@ pub struct SlotMinFencingToken {
 pub struct DistributedLockStatus {
     /// The metadata.generation that this status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = MAX_TOKEN))]
     pub observed_generation: Option<i64>,
     /// Free, Held, or Abandoned (kept locked after a holder that was lost).
     #[serde(skip_serializing_if = "Option::is_none")]

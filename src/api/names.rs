@@ -45,6 +45,8 @@ pub const REASON_READY: &str = "Ready";
 pub const REASON_FREE: &str = "Free";
 /// Somebody holds the lock.
 pub const REASON_HELD: &str = "Held";
+/// Its holder was lost and `onHolderLost` is Hold: it stays locked until the grant is revoked.
+pub const REASON_ABANDONED: &str = "Abandoned";
 /// There is nothing to report.
 pub const REASON_OK: &str = "AsExpected";
 /// The Lease belongs to something else, and the lock has no `leaseName` for it.
@@ -59,8 +61,20 @@ pub const REASON_NOT_SHARED: &str = "LeaseNotShared";
 pub const REASON_LOCK_NOT_FOUND: &str = "LockNotFound";
 /// A token from status, annotation or floor is above the revision.
 pub const REASON_TOKEN_AHEAD: &str = "TokenAhead";
+/// The Pod that a claim names does not exist, or is another one than its uid says: the claim waits.
+pub const REASON_POD_NOT_FOUND: &str = "PodNotFound";
 /// The claim has its grant.
 pub const REASON_GRANTED: &str = "Granted";
+/// The claim's grant was given back.
+pub const REASON_RELEASED: &str = "Released";
+/// The claim's grant was given back as its Pod had ended.
+pub const REASON_POD_ENDED: &str = "PodEnded";
+/// The claim's time was over.
+pub const REASON_EXPIRED: &str = "Expired";
+/// The claim's grant was taken away, by a raised floor or by hand.
+pub const REASON_REVOKED: &str = "Revoked";
+/// The claim's grant was taken away as it had lasted `maxHoldSeconds`.
+pub const REASON_MAX_HOLD: &str = "MaxHold";
 /// The queue has its `maxWaiters`.
 pub const REASON_QUEUE_FULL: &str = "QueueFull";
 /// The claim's `waitTimeoutSeconds` have passed.

@@ -42,10 +42,30 @@ pub(super) const LOCK: &[Rule] = &[
         "leaseName is immutable, it cannot be added or removed either: make a new lock",
     ),
     rule(
+        ".spec.leaseName",
+        "!has(self.spec.leaseName) || !has(self.spec.maxHolders) || self.spec.maxHolders == 1",
+        "leaseName works with maxHolders 1 only: a Lease of another client is one slot",
+    ),
+    rule(
+        ".spec.maxHoldSeconds",
+        "!has(self.spec.maxHoldSeconds) || !has(self.spec.leaseDurationSeconds) \
+         || self.spec.maxHoldSeconds >= self.spec.leaseDurationSeconds",
+        "maxHoldSeconds must not be shorter than leaseDurationSeconds, the time within which it can be enforced: \
+         raise it, or shorten the lease",
+    ),
+    rule(
         ".spec.minFencingToken",
         "!has(oldSelf.spec.minFencingToken) \
          || (has(self.spec.minFencingToken) && self.spec.minFencingToken >= oldSelf.spec.minFencingToken)",
         "minFencingToken may only rise: set it higher or leave it, and keep it out of files in Git",
+    ),
+    rule(
+        ".spec.slotMinFencingTokens",
+        "!has(oldSelf.spec.slotMinFencingTokens) || oldSelf.spec.slotMinFencingTokens.all(o, \
+         has(self.spec.slotMinFencingTokens) \
+         && self.spec.slotMinFencingTokens.exists(n, n.slot == o.slot && n.token >= o.token))",
+        "a slot's token in slotMinFencingTokens may only rise, and no entry is removed: set it higher or leave it, \
+         and keep it out of files in Git",
     ),
     rule(
         ".status.fencingToken",
@@ -107,6 +127,18 @@ pub(super) const CLAIM: &[Rule] = &[
         "hold.pod must be set when, and only when, hold.type is Pod",
     ),
     rule(
+        ".spec.hold.pod.name",
+        "!has(self.spec.hold.pod) || !format.dns1123Subdomain().validate(self.spec.hold.pod.name).hasValue()",
+        "hold.pod.name must be the name of a Pod: lower case letters, digits, '-' and '.'",
+    ),
+    rule(
+        ".spec.hold.pod.uid",
+        "!has(self.spec.hold.pod) || !has(self.spec.hold.pod.uid) \
+         || self.spec.hold.pod.uid.matches('^[A-Za-z0-9-]+$')",
+        "hold.pod.uid must be the metadata.uid of a Pod: letters, digits and '-'; leave it out to have it bound at \
+         the grant",
+    ),
+    rule(
         ".spec.lockName",
         "self.spec.lockName == oldSelf.spec.lockName",
         "lockName is immutable: make a new claim",
@@ -166,44 +198,3 @@ pub(super) const CLAIM: &[Rule] = &[
         "a claim's fencingToken is written once: a new grant needs a new claim",
     ),
 ];
-
-/// Fields of `DistributedLock` that the schema has and this version does not act on: refused rather than ignored.
-pub(super) const LOCK_NOT_YET: &[Rule] = &[
-    rule(
-        ".spec.maxHolders",
-        "!has(self.spec.maxHolders) || self.spec.maxHolders == 1",
-        "maxHolders above 1 is not supported by this version",
-    ),
-    rule(
-        ".spec.queue.policy",
-        "!has(self.spec.queue) || !has(self.spec.queue.policy) || self.spec.queue.policy == 'FIFO'",
-        "queue policy Priority is not supported by this version: use FIFO",
-    ),
-    rule(
-        ".spec.lockDelaySeconds",
-        "!has(self.spec.lockDelaySeconds) || self.spec.lockDelaySeconds == 0",
-        "lockDelaySeconds above 0 is not supported by this version",
-    ),
-    rule(
-        ".spec.maxHoldSeconds",
-        "!has(self.spec.maxHoldSeconds)",
-        "maxHoldSeconds is not supported by this version: leave it out",
-    ),
-    rule(
-        ".spec.onHolderLost",
-        "!has(self.spec.onHolderLost) || self.spec.onHolderLost == 'Release'",
-        "onHolderLost Hold is not supported by this version: use Release",
-    ),
-    rule(
-        ".spec.slotMinFencingTokens",
-        "!has(self.spec.slotMinFencingTokens) || size(self.spec.slotMinFencingTokens) == 0",
-        "slotMinFencingTokens is not supported by this version: use minFencingToken",
-    ),
-];
-
-/// The same for `LockClaim`.
-pub(super) const CLAIM_NOT_YET: &[Rule] = &[rule(
-    ".spec.hold.type",
-    "self.spec.hold.type == 'Heartbeat'",
-    "hold types Fixed and Pod are not supported by this version: use Heartbeat",
-)];

@@ -15,7 +15,7 @@ use super::{DistributedLock, LockClaim};
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut lock = DistributedLock::crd();
     let schema = root_schema(&mut lock);
-    finish(schema, &[rules::LOCK, rules::LOCK_NOT_YET]);
+    finish(schema, rules::LOCK);
     // A lock without a spec is a lock with every default.
     schema.required = None;
     field(schema, "spec").default = Some(JSON(json!({})));
@@ -25,7 +25,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 
     let mut claim = LockClaim::crd();
     let schema = root_schema(&mut claim);
-    finish(schema, &[rules::CLAIM, rules::CLAIM_NOT_YET]);
+    finish(schema, rules::CLAIM);
     // Tools that judge by conditions (kstatus) call an object without any "current": a claim would pass for granted.
     field(schema, "status").default = Some(JSON(
         json!({"phase": "Pending", "conditions": [pending("the claim waits for its turn")]}),
@@ -47,15 +47,9 @@ fn root_schema(crd: &mut CustomResourceDefinition) -> &mut JSONSchemaProps {
         .expect("the derive makes a schema")
 }
 
-fn finish(schema: &mut JSONSchemaProps, rules: &[&[Rule]]) {
+fn finish(schema: &mut JSONSchemaProps, rules: &[Rule]) {
     tidy(schema);
-    schema.x_kubernetes_validations = Some(
-        rules
-            .iter()
-            .flat_map(|rules| rules.iter())
-            .map(validation)
-            .collect(),
-    );
+    schema.x_kubernetes_validations = Some(rules.iter().map(validation).collect());
 }
 
 /// Takes out `nullable`: without it the API server drops an explicit null, so that "unset" has one form for rules and

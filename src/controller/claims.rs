@@ -11,10 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::api::names;
-use crate::api::{
-    ClaimPhase, ConditionStatus, DistributedLock, HoldType, LockClaim, LockClaimStatus,
-    set_condition,
-};
+use crate::api::{ClaimPhase, DistributedLock, HoldType, LockClaim, LockClaimStatus};
 use crate::engine::{GrantNote, LeaseRecord, WallMicros};
 
 /// What is to be written about a claim.
@@ -156,52 +153,13 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
     if status.ticket.is_none() {
         status.ticket = claim.ticket();
     }
-    status.observed_generation = claim.metadata.generation;
     let now = Time(
         Timestamp::from_second(all.wall.div_euclid(1_000_000)).unwrap_or(Timestamp::UNIX_EPOCH),
     );
     let phase = end.unwrap_or(ClaimPhase::Pending);
-    let (reason, message) = why(phase, all);
-    status.phase = Some(phase);
-    // A claim that waits is not known to be lost yet: tools that judge by conditions go on waiting.
-    let ready = if end.is_some() {
-        ConditionStatus::False
-    } else {
-        ConditionStatus::Unknown
-    };
-    let mut set = |type_: &str, value: ConditionStatus, reason: &str, message: &str| {
-        set_condition(
-            &mut status.conditions,
-            type_,
-            value,
-            reason,
-            message,
-            claim.metadata.generation,
-            &now,
-        );
-    };
-    set(names::CONDITION_READY, ready, reason, &message);
-    set(
-        names::CONDITION_GRANTED,
-        ConditionStatus::False,
-        reason,
-        &message,
-    );
     // A missing lock stalls nothing: it may be made a moment later, by the same `kubectl apply`.
-    match end {
-        Some(_) => set(
-            names::CONDITION_STALLED,
-            ConditionStatus::True,
-            reason,
-            &message,
-        ),
-        None => set(
-            names::CONDITION_STALLED,
-            ConditionStatus::False,
-            names::REASON_OK,
-            "nothing needs a person",
-        ),
-    }
+    let (reason, message) = why(phase, all);
+    status.set_phase(phase, reason, &message, claim.metadata.generation, &now);
     status
 }
 

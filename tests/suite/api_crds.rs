@@ -50,7 +50,7 @@ fn every_rule_compiles() {
 }
 
 #[test]
-fn no_schema_has_an_unsigned_format_an_unbounded_text_or_a_nullable_field() {
+fn no_schema_has_an_unsigned_format_an_unbounded_value_or_a_nullable_field() {
     fn walk(schema: &serde_json::Value, path: &str) {
         assert!(
             !matches!(
@@ -59,6 +59,13 @@ fn no_schema_has_an_unsigned_format_an_unbounded_text_or_a_nullable_field() {
             ),
             "{path}"
         );
+        if schema["format"] == "int64" {
+            let most = schema["maximum"].as_f64().expect("every int64 has a bound");
+            assert!(
+                most <= 9_007_199_254_740_991.0,
+                "{path} goes beyond 2^53 - 1"
+            );
+        }
         assert!(schema["nullable"].is_null(), "{path}");
         if schema["type"] == "string" {
             let bounded = ["maxLength", "enum", "format"]

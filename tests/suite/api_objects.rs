@@ -28,7 +28,6 @@ struct Case {
     #[serde(default)]
     error: Vec<String>,
     stored: Option<Value>,
-    only: Option<Only>,
 }
 
 #[derive(Deserialize, Clone, Copy, Default, PartialEq, Debug)]
@@ -45,12 +44,6 @@ enum Write {
     Create,
     Update,
     Status,
-}
-
-#[derive(Deserialize, Clone, Copy, PartialEq)]
-#[serde(rename_all = "lowercase")]
-enum Only {
-    Local,
 }
 
 #[derive(Deserialize, Clone)]
@@ -75,11 +68,7 @@ async fn every_object_is_judged_by_the_server_as_the_table_says() {
     server::install_crds(&client).await;
     let complaints = server::with_namespace(&client, async |namespace| {
         let mut complaints = vec![];
-        for (index, case) in cases()
-            .iter()
-            .enumerate()
-            .filter(|(_, case)| case.only.is_none())
-        {
+        for (index, case) in cases().iter().enumerate() {
             let judgement = on_server(&client, &namespace, case, &format!("case-{index}")).await;
             complaints.extend(case.complaint(judgement));
         }

@@ -4,6 +4,7 @@
 //! their own.
 
 mod api_crds;
+mod api_gitops;
 mod api_local;
 mod api_objects;
 mod api_served;

@@ -242,7 +242,9 @@ impl Place {
                 self.claims.get_opt(name).await
             );
         };
-        claim.expect("a watch")
+        let claim = claim.expect("a watch");
+        claim.iter().for_each(super::api_gitops::reads_right);
+        claim
     }
 
     /// Waits until the Lease shows this.
