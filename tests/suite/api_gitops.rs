@@ -149,7 +149,7 @@ fn kstatus_and_argo_cd_read_every_state_of_a_lock_as_it_is_meant() {
     let well = (CONDITION_STALLED, False, names::REASON_OK);
     let ahead = (CONDITION_TOKEN_AHEAD, True, names::REASON_TOKEN_AHEAD);
     let abandoned = (CONDITION_HELD, True, names::REASON_ABANDONED);
-    let mut states = vec![
+    let mut cases = vec![
         (
             vec![(CONDITION_READY, Unknown, names::REASON_PENDING)],
             Verdict::InProgress,
@@ -169,11 +169,11 @@ fn kstatus_and_argo_cd_read_every_state_of_a_lock_as_it_is_meant() {
             (CONDITION_READY, False, reason),
             (CONDITION_STALLED, True, reason),
         ];
-        states.push(([vec![free], broken.to_vec()].concat(), Verdict::Failed));
+        cases.push(([vec![free], broken.to_vec()].concat(), Verdict::Failed));
         // It goes by itself: the Lease of an earlier lock of this name.
-        states.push((vec![free, broken[0], well], Verdict::InProgress));
+        cases.push((vec![free, broken[0], well], Verdict::InProgress));
     }
-    for (conditions, verdict) in states {
+    for (conditions, verdict) in cases {
         let mut status = DistributedLockStatus {
             observed_generation: Some(2),
             ..DistributedLockStatus::default()
@@ -236,9 +236,9 @@ fn the_objects_of_the_page_are_good() {
     }
     let paths = page()
         .iter()
-        .flat_map(|document| document["spec"]["ignoreDifferences"].as_array().cloned())
+        .filter_map(|document| document["spec"]["ignoreDifferences"].as_array().cloned())
         .flatten()
-        .flat_map(|entry| entry["jsonPointers"].as_array().cloned())
+        .filter_map(|entry| entry["jsonPointers"].as_array().cloned())
         .flatten()
         .collect::<Vec<_>>();
     let floors = DistributedLock::new(
