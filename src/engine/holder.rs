@@ -155,6 +155,15 @@ pub struct Held {
     proven: Moment,
     /// The shortest duration that the Lease may store: that of the last 2xx, or of a shorter one sent since.
     stored: Duration,
+    /// When the hold ends whatever is renewed: see [`hold_end`].
+    hold_end: Option<Moment>,
+}
+
+/// When a hold whose take was sent at `granted` ends, however well it is renewed: `maxHoldSeconds` after.
+#[must_use]
+pub fn hold_end(lock: &LockView, granted: Moment) -> Option<Moment> {
+    lock.max_hold_seconds
+        .map(|seconds| granted.saturating_add(Duration::from_secs(u64::from(seconds))))
 }
 
 impl Held {
@@ -168,7 +177,13 @@ impl Held {
             record,
             proven: sent,
             stored,
+            hold_end: None,
         }
+    }
+
+    /// From now on the hold ends at `end` at the latest.
+    pub fn end_hold_at(&mut self, end: Option<Moment>) {
+        self.hold_end = end;
     }
 
     /// The grant: token, identity, Pod.
@@ -192,16 +207,59 @@ impl Held {
         )
     }
 
-    /// When the work is told to end (TERM), unless a renewal is answered before.
+    /// When the last write was sent that a 2xx answered.
+    #[must_use]
+    pub fn proven(&self) -> Moment {
+        self.proven
+    }
+
+    /// When the work is told to end (TERM), unless a renewal is answered before; never later than the hold ends.
     #[must_use]
     pub fn renew_deadline(&self) -> Moment {
-        self.proven.saturating_add(self.terms().renew_deadline())
+        let of_lease = self.renew_deadline_of_lease();
+        self.hold_end.map_or(of_lease, |end| end.min(of_lease))
     }
 
     /// When the work has ended (KILL), unless a renewal is answered before.
     #[must_use]
     pub fn work_deadline(&self) -> Moment {
-        self.proven.saturating_add(self.terms().work_deadline())
+        let terms = self.terms();
+        let of_lease = self.proven.saturating_add(terms.work_deadline());
+        let of_hold = self
+            .hold_end
+            .map(|end| end.saturating_add(terms.kill_grace()));
+        of_hold.map_or(of_lease, |end| end.min(of_lease))
+    }
+
+    fn renew_deadline_of_lease(&self) -> Moment {
+        self.proven.saturating_add(self.terms().renew_deadline())
+    }
+
+    /// Whether it is the end of the hold that comes first, not that of the lease.
+    fn ends_by_hold(&self) -> bool {
+        self.hold_end
+            .is_some_and(|end| end <= self.renew_deadline_of_lease())
+    }
+
+    /// Why the grant is lost if the renew deadline comes; `trouble` is why the renewals failed, if they did.
+    #[must_use]
+    pub fn reason_at_deadline(&self, trouble: Option<LossReason>) -> LossReason {
+        if self.ends_by_hold() {
+            LossReason::MaxHold
+        } else {
+            trouble.unwrap_or(LossReason::Expired)
+        }
+    }
+
+    /// Until when the grant may be given back. After the end of the hold that is for as long as the lease runs: only
+    /// the renewals have stopped, and an orderly stop should not be taken for a holder that fell silent.
+    #[must_use]
+    pub fn release_deadline(&self) -> Moment {
+        if self.ends_by_hold() {
+            self.lease_end()
+        } else {
+            self.renew_deadline()
+        }
     }
 
     /// From when on others may take the lease at the earliest, as this holder counts.
@@ -349,4 +407,103 @@ fn duration_of(record: &LeaseRecord) -> Duration {
             .unwrap_or(1)
             .max(1),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::record::{GrantNote, Hold, SpecRecord};
+
+    const fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn lock(max_hold_seconds: Option<u32>) -> LockView {
+        LockView {
+            duration_seconds: 15,
+            longest_seconds: Some(15),
+            max_hold_seconds,
+            ..LockView::default()
+        }
+    }
+
+    /// Taken at 10 s, for 15 s, with a kill grace of 3 s.
+    fn held() -> Held {
+        let grant = Grant {
+            uid: "L1".to_owned(),
+            transitions: 1,
+            token: crate::api::FencingToken::new(7).unwrap(),
+            hold: Hold::Heartbeat,
+            pod: None,
+            holder: "a/1".to_owned(),
+        };
+        let record = LeaseRecord {
+            uid: "L1".to_owned(),
+            resource_version: 7,
+            deleting: false,
+            lock_label: Some("lock".to_owned()),
+            shared_with: None,
+            owners: Vec::new(),
+            spec: SpecRecord {
+                holder: "a/1".to_owned(),
+                duration_seconds: Some(15),
+                transitions: 1,
+                ..SpecRecord::default()
+            },
+            grant: GrantNote::V1(grant.clone()),
+            next: None,
+            ended: None,
+            holder_note: None,
+        };
+        Held::new(grant, record, secs(10), secs(3))
+    }
+
+    fn renew(held: &mut Held, lock: &LockView, sent: Moment) {
+        let mut renewal = held.renewal(lock, 0);
+        held.sending(&renewal);
+        renewal.resource_version += 1;
+        assert!(held.renewed(&renewal, sent));
+    }
+
+    #[test]
+    fn a_hold_ends_max_hold_seconds_after_its_take_was_sent_however_well_it_is_renewed() {
+        let (mut held, lock) = (held(), lock(Some(20)));
+        assert_eq!(hold_end(&lock, held.proven()), Some(secs(30)));
+        held.end_hold_at(hold_end(&lock, held.proven()));
+        assert_eq!(held.renew_deadline(), secs(19), "the lease ends before");
+        assert_eq!(held.reason_at_deadline(None), LossReason::Expired);
+        assert_eq!(held.release_deadline(), held.renew_deadline());
+        renew(&mut held, &lock, secs(25));
+        // The work is told to end then, not before, and has its grace.
+        assert_eq!(held.renew_deadline(), secs(30));
+        assert_eq!(held.work_deadline(), secs(33));
+        assert!(held.is_held(secs(29)) && !held.is_held(secs(30)));
+        let trouble = Some(LossReason::Unreachable);
+        assert_eq!(held.reason_at_deadline(trouble), LossReason::MaxHold);
+        // Only the renewals have stopped: it may be given back while the lease runs.
+        assert_eq!(held.release_deadline(), secs(40));
+    }
+
+    #[test]
+    fn the_work_has_ended_before_the_lease_could_be_taken_though_the_hold_ends_later() {
+        let mut held = held();
+        held.end_hold_at(Some(secs(20)));
+        assert_eq!(held.renew_deadline(), secs(19));
+        held.end_hold_at(Some(secs(18)));
+        assert_eq!(held.renew_deadline(), secs(18));
+        assert_eq!(held.work_deadline(), secs(21));
+        held.end_hold_at(Some(secs(19)));
+        assert_eq!(held.work_deadline(), secs(22), "0.8 T, and no more");
+    }
+
+    #[test]
+    fn the_limit_of_today_counts_from_the_take() {
+        let mut held = held();
+        held.end_hold_at(hold_end(&lock(None), secs(10)));
+        assert_eq!(held.renew_deadline(), secs(19));
+        held.end_hold_at(hold_end(&lock(Some(5)), secs(10)));
+        assert_eq!(held.renew_deadline(), secs(15), "a shorter one at once");
+        held.end_hold_at(hold_end(&lock(None), secs(10)));
+        assert_eq!(held.renew_deadline(), secs(19));
+    }
 }

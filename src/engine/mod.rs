@@ -29,7 +29,7 @@ pub mod token;
 
 pub use change::{NextChange, Requester, Take, TakeRefused};
 pub use claimant::Claimant;
-pub use holder::{Held, LossReason, Terms, TermsError};
+pub use holder::{Held, LossReason, Terms, TermsError, hold_end};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, OperatorMove, OperatorWrite};
 pub use queue::{ClaimView, Queue, QueueOrder};
