@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::conditions::{self, ConditionStatus, set_condition};
 use super::names::{
     CONDITION_GRANTED, CONDITION_READY, CONDITION_STALLED, MAX_IDENTITY_CHARS, MAX_NAME_CHARS,
-    MAX_TOKEN, REASON_OK,
+    MAX_PRIORITY, MAX_TOKEN, REASON_OK,
 };
 use super::token::FencingToken;
 
@@ -70,7 +70,7 @@ pub struct LockClaimSpec {
     pub claimant: Option<String>,
     /// Higher goes first where the lock's policy is Priority.
     #[serde(default)]
-    #[schemars(range(min = -1000, max = 1000))]
+    #[schemars(range(min = -MAX_PRIORITY, max = MAX_PRIORITY))]
     pub priority: i32,
     /// Give up after this many seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -90,6 +90,8 @@ pub const MAX_LEASE_SECONDS: i32 = 86_400;
 pub const MAX_LOCK_LEASE_SECONDS: i32 = 3600;
 /// The most slots of a lock.
 pub const MAX_HOLDERS: i32 = 64;
+/// A claim's priority is at most that, and at least minus that.
+pub const MAX_PRIORITY: i32 = 1000;
 /// The most claims that status lists by name.
 pub const MAX_NEXT_WAITERS: usize = 5;
 /// The most entries of a lock's history.

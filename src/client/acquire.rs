@@ -41,10 +41,11 @@ impl Acquiring {
     pub(super) fn begin(request: Acquire, patience: Patience) -> Self {
         let (result, answer) = oneshot::channel();
         let task = tokio::spawn(async move {
-            if is_lock_name(&request.name) {
-                Seeker::new(request, patience).seek(result).await;
-            } else {
-                let _ = result.send(Err(AcquireError::BadName { name: request.name }));
+            match request.check() {
+                Ok(()) => Seeker::new(request, patience).seek(result).await,
+                Err(error) => {
+                    let _ = result.send(Err(error));
+                }
             }
         });
         Self { answer, task }
@@ -60,8 +61,12 @@ impl Acquiring {
     /// Gives up: leaves the queue, settles what was sent, gives back what was granted meanwhile, and returns when that
     /// is done, or after one lease duration at most.
     pub async fn withdraw(self) {
-        let Self { answer, task } = self;
-        drop(answer);
+        let Self { mut answer, task } = self;
+        answer.close();
+        // It may have been granted in this very moment.
+        if let Ok(Ok(had)) = answer.try_recv() {
+            let _ = had.release().await;
+        }
         let _ = task.await;
     }
 }
@@ -69,15 +74,6 @@ impl Acquiring {
 /// Now, as waits and observations count.
 fn mono(request: &Acquire) -> Moment {
     Duration::from_nanos(request.locks.clock.mono().as_nanos())
-}
-
-fn is_lock_name(name: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !name.is_empty()
-        && name.len() <= 63
-        && name.chars().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 type Caller = oneshot::Sender<Result<Guard, AcquireError>>;

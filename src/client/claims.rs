@@ -46,6 +46,7 @@ impl ClaimStore {
         &self,
         name: &str,
         claimant: &str,
+        priority: i32,
         pod: Option<&PodRef>,
         within: Duration,
     ) -> Result<ClaimRef, StoreError> {
@@ -60,7 +61,7 @@ impl ClaimStore {
             spec: LockClaimSpec {
                 lock_name: self.lock.clone(),
                 claimant: Some(claimant.to_owned()),
-                priority: 0,
+                priority,
                 wait_timeout_seconds: None,
                 hold: Hold {
                     type_: HoldType::Heartbeat,

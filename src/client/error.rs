@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::acquire::WaitReport;
+use super::guards::Lost;
+use crate::api::names::MAX_PRIORITY;
 use crate::engine::TermsError;
 use crate::lease::StoreError;
 
@@ -92,8 +94,56 @@ pub enum AcquireError {
         /// The name.
         name: String,
     },
+    /// The priority is out of range.
+    #[error("{priority} cannot be a priority: it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")]
+    BadPriority {
+        /// The priority.
+        priority: i32,
+    },
     /// The runtime ended under it.
     #[error("the runtime shut down while the lock was being acquired")]
+    ShutDown,
+}
+
+/// Why several locks were not acquired together. None of them is held, and nothing is left in a queue, unless it says
+/// so.
+#[derive(Debug, thiserror::Error)]
+pub enum AcquireAllError {
+    /// One of them was not to be had.
+    #[error("{error}")]
+    Lock {
+        /// The lock.
+        lock: String,
+        /// Its namespace.
+        namespace: String,
+        /// Why.
+        error: Box<AcquireError>,
+    },
+    /// One was lost while another was asked for, and it was not to start over, or had no time for that.
+    #[error(
+        "lock {:?} was lost ({}) while lock {waited_for:?} was asked for, and there was no time to start over",
+        .lost.lock,
+        .lost.reason.as_str()
+    )]
+    Lost {
+        /// Which one, and why.
+        lost: Lost,
+        /// The lock that was asked for meanwhile.
+        waited_for: String,
+    },
+    /// The same lock twice.
+    #[error("lock {lock:?} in namespace {namespace:?} is named twice: name each lock once")]
+    Duplicate {
+        /// The lock.
+        lock: String,
+        /// The namespace.
+        namespace: String,
+    },
+    /// No lock at all.
+    #[error("no lock is named: name at least one")]
+    Empty,
+    /// The runtime ended under it.
+    #[error("the runtime shut down while the locks were being acquired")]
     ShutDown,
 }
 

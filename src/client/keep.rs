@@ -16,7 +16,7 @@ use super::renew::{Renewer, Round};
 use super::watch::{LeaseWatch, Sight};
 use crate::api::DistributedLock;
 use crate::clock::{BootInstant, Clock};
-use crate::engine::{Held, LockView, LossReason, Moment};
+use crate::engine::{Held, LockView, LossReason, Moment, hold_end};
 use crate::lease::view::lock_view;
 
 type Answer = oneshot::Sender<Result<Released, ReleaseError>>;
@@ -24,6 +24,8 @@ type Answer = oneshot::Sender<Result<Released, ReleaseError>>;
 /// Everything that keeping a grant needs.
 pub(crate) struct Keep {
     pub(crate) held: Held,
+    /// The moment before the take was sent, from which `maxHoldSeconds` counts.
+    pub(crate) granted: Moment,
     pub(crate) renewer: Renewer,
     pub(crate) lock: LockView,
     pub(crate) slot: i32,
@@ -50,7 +52,7 @@ pub(crate) fn deadlines(held: &Held) -> Deadlines {
 
 /// Until when the grant is good, and why it will be lost then if nothing better comes.
 fn tell(state: &watch::Sender<State>, held: &Held, trouble: Option<LossReason>) {
-    let reason = trouble.unwrap_or(LossReason::Expired);
+    let reason = held.reason_at_deadline(trouble);
     let _ = state.send_replace(State::Held(deadlines(held), reason));
 }
 
@@ -69,7 +71,8 @@ impl Keep {
         loop {
             tell(&self.state, &self.held, trouble);
             if self.renewer.now() >= self.held.renew_deadline() {
-                return self.lose(trouble.unwrap_or(LossReason::Expired));
+                let reason = self.held.reason_at_deadline(trouble);
+                return self.lose(reason).await;
             }
             let wake = renew_at.min(self.held.renew_deadline());
             let round = tokio::select! {
@@ -96,7 +99,7 @@ impl Keep {
                 found = OptionFuture::from(refresh.as_mut().as_pin_mut()), if refresh.is_some() => {
                     refresh.set(None);
                     if let Err(reason) = self.note_lock(found.unwrap_or(LockRead::NoAnswer)) {
-                        return self.lose(reason);
+                        return self.lose(reason).await;
                     }
                     continue;
                 }
@@ -129,7 +132,7 @@ impl Keep {
                     trouble = Some(reason);
                     renew_at = self.renewer.now().saturating_add(self.pause());
                 }
-                Round::Lost(reason) => return self.lose(reason),
+                Round::Lost(reason) => return self.lose(reason).await,
             }
         }
     }
@@ -167,6 +170,7 @@ impl Keep {
                 }
                 Ok(lock) => {
                     self.lock = lock_view(&lock, self.slot, false);
+                    self.held.end_hold_at(hold_end(&self.lock, self.granted));
                     let token = self.held.grant().token.get();
                     if self.lock.min_token.is_some_and(|floor| token < floor) {
                         return Err(LossReason::Revoked);
@@ -178,7 +182,23 @@ impl Keep {
         }
     }
 
-    fn lose(&self, reason: LossReason) {
+    async fn lose(mut self, reason: LossReason) {
+        self.tell_loss(reason);
+        if reason == LossReason::MaxHold {
+            // Only the renewals have stopped: while the lease runs the grant is still there to be given back.
+            let end = self.held.release_deadline();
+            tokio::select! {
+                answer = &mut self.release => self.give_back(answer.ok(), None).await,
+                () = sleep_until(&*self.clock, end) => {}
+            }
+        }
+    }
+
+    /// The first loss is the one that counts.
+    fn tell_loss(&self, reason: LossReason) {
+        if matches!(*self.state.borrow(), State::Lost(_)) {
+            return;
+        }
         let grant = self.held.grant();
         tracing::warn!(lock = %self.lock.name, token = %grant.token, reason = reason.as_str(), "the lock was lost");
         let _ = self.state.send_replace(State::Lost(reason));
@@ -186,9 +206,9 @@ impl Keep {
 
     async fn give_back(mut self, answer: Option<Answer>, trouble: Option<LossReason>) {
         // After a loss nothing is written, also when the loss and the release meet.
-        if self.renewer.now() >= self.held.renew_deadline() {
-            let reason = trouble.unwrap_or(LossReason::Expired);
-            self.lose(reason);
+        if self.renewer.now() >= self.held.release_deadline() {
+            let reason = self.held.reason_at_deadline(trouble);
+            self.tell_loss(reason);
             if let Some(answer) = answer {
                 let _ = answer.send(Ok(Released::AlreadyLost(reason)));
             }
@@ -198,7 +218,7 @@ impl Keep {
             // Most of the time that is left is for the release itself.
             let left = self
                 .held
-                .renew_deadline()
+                .release_deadline()
                 .saturating_sub(self.renewer.now());
             let limit = (left / 3).min(Duration::from_secs(2));
             let _ = tokio::time::timeout(limit, leaving).await;
@@ -213,7 +233,7 @@ impl Keep {
             .release(&mut self.held, &self.lock, reason)
             .await;
         if let Ok(Released::AlreadyLost(reason)) = outcome {
-            let _ = self.state.send_replace(State::Lost(reason));
+            self.tell_loss(reason);
         }
         match (answer, outcome) {
             (Some(answer), outcome) => {
@@ -227,16 +247,16 @@ impl Keep {
     }
 }
 
-type AnyLock = DeserializeGuard<DistributedLock>;
+pub(crate) type AnyLock = DeserializeGuard<DistributedLock>;
 
 /// What a read of the lock gave.
-enum LockRead {
+pub(crate) enum LockRead {
     NoAnswer,
     Gone,
     Found(Box<AnyLock>),
 }
 
-async fn read_lock(locks: Api<AnyLock>, name: String) -> LockRead {
+pub(crate) async fn read_lock(locks: Api<AnyLock>, name: String) -> LockRead {
     match tokio::time::timeout(CALL_LIMIT, locks.get_opt(&name)).await {
         Ok(Ok(Some(lock))) => LockRead::Found(Box::new(lock)),
         Ok(Ok(None)) => LockRead::Gone,

@@ -15,6 +15,9 @@
 //!   and gives back what was granted.
 //! * [`Guard::release`] returns after a confirmed write; after it returns no further write is sent. A dropped guard is
 //!   released in the background.
+//! * Where the lock has `maxHoldSeconds`, [`Guard::lost`] resolves that long after the take was sent, with
+//!   [`LossReason::MaxHold`]; released soon after, the lock is given back like any other.
+//! * [`all`] takes several locks, all or none.
 //!
 //! # Limits
 //!
@@ -42,20 +45,25 @@ pub(crate) mod calls;
 mod claims;
 mod error;
 mod guard;
+mod guards;
 pub mod identity;
 mod keep;
 pub mod renew;
+mod several;
 mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use acquire::{Acquiring, Progress, WaitReport};
-pub use error::{AcquireError, ConnectError, ReleaseError};
+pub use error::{AcquireAllError, AcquireError, ConnectError, ReleaseError};
 pub use guard::{Deadlines, Guard, Released};
+pub use guards::{Guards, Lost, OneReleased};
+pub use several::{AcquireAll, AcquiringAll, all};
 
+use crate::api::names::MAX_PRIORITY;
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Patience, PodRef};
+use crate::engine::{LockView, Patience, PodRef, Terms};
 
 pub use crate::engine::{LossReason, Waiting};
 
@@ -116,6 +124,7 @@ impl Locks {
             wait: None,
             wait_for_lock: false,
             kill_grace: Grace::UpTo(Duration::ZERO),
+            priority: 0,
             progress: None,
         }
     }
@@ -133,6 +142,7 @@ pub struct Acquire {
     pub(crate) wait: Option<Duration>,
     pub(crate) wait_for_lock: bool,
     pub(crate) kill_grace: Grace,
+    pub(crate) priority: i32,
     pub(crate) progress: Option<Listener>,
 }
 
@@ -179,6 +189,13 @@ impl Acquire {
         self
     }
 
+    /// Before whom to be served where the lock's queue goes by priority: higher before lower, from -1000 to 1000. The
+    /// default is 0.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
     /// Called when the wait begins, every 30 seconds of it, and when it turns out why nothing moves.
     pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(report));
@@ -209,4 +226,40 @@ impl Acquire {
     pub fn begin_try(self) -> Acquiring {
         Acquiring::begin(self, Patience::Try)
     }
+
+    /// Refuses what can't work before anything is asked for.
+    pub(crate) fn check(&self) -> Result<(), AcquireError> {
+        if !is_lock_name(&self.name) {
+            let name = self.name.clone();
+            return Err(AcquireError::BadName { name });
+        }
+        if !(-MAX_PRIORITY..=MAX_PRIORITY).contains(&self.priority) {
+            let priority = self.priority;
+            return Err(AcquireError::BadPriority { priority });
+        }
+        Ok(())
+    }
+
+    /// Settings that can't work are refused before anything is written.
+    pub(crate) fn check_grace(&self, lock: &LockView) -> Result<(), AcquireError> {
+        let Grace::Exactly(grace) = self.kill_grace else {
+            return Ok(());
+        };
+        let duration = Duration::from_secs(u64::from(lock.granted_seconds()));
+        Terms::new(duration, grace)
+            .map(drop)
+            .map_err(|source| AcquireError::BadSettings {
+                lock: self.name.clone(),
+                source,
+            })
+    }
+}
+
+fn is_lock_name(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !name.is_empty()
+        && name.len() <= 63
+        && name.chars().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }

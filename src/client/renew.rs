@@ -138,7 +138,7 @@ impl Renewer {
         sending(held);
         let left = held.renew_deadline().saturating_sub(self.now());
         if left.is_zero() {
-            return Round::Lost(LossReason::Expired);
+            return Round::Lost(held.reason_at_deadline(None));
         }
         let mut attempts = FuturesUnordered::new();
         let attempt = |store: LeaseStore, left: Duration| {

@@ -274,6 +274,14 @@ fn report(progress: &Progress) {
         Progress::Waiting(report) => say(&format!("waiting for lock {:?}: {report}", report.lock)),
         Progress::NoSuchLock { lock } => say(&format!("waiting for lock {lock:?} to be made")),
         Progress::ClaimLeft(why) => say(&format!("the claim is left in the queue: {why}")),
+        Progress::StartingOver {
+            lock,
+            reason,
+            waited_for,
+        } => say(&format!(
+            "lost lock {lock:?} ({}) while waiting for lock {waited_for:?}: starting over",
+            reason.as_str()
+        )),
         Progress::Trouble(trouble) => say(&format!("{trouble}; trying again")),
     }
 }
@@ -305,6 +313,7 @@ async fn not_acquired(args: &Args, locks: &Locks, error: &AcquireError) -> End {
         AcquireError::ShutDown => (EXIT_UNAVAILABLE, "ShutDown"),
         AcquireError::BadSettings { .. } => (EXIT_USAGE, "BadSettings"),
         AcquireError::BadName { .. } => (EXIT_USAGE, "BadName"),
+        AcquireError::BadPriority { .. } => (EXIT_USAGE, "BadPriority"),
     };
     say(&words);
     let mut end = End::new(code, reason);

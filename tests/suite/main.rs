@@ -9,6 +9,8 @@ mod api_local;
 mod api_objects;
 mod api_served;
 #[cfg(target_os = "linux")]
+mod client_all;
+#[cfg(target_os = "linux")]
 mod client_answers;
 #[cfg(target_os = "linux")]
 mod client_cancel;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::engine::Waiting;
+use crate::engine::{LossReason, Waiting};
 
 /// How things stand for somebody who waits.
 #[derive(Clone, Debug)]
@@ -41,6 +41,9 @@ impl fmt::Display for WaitReport {
             )?,
             Some(Waiting::Holder | Waiting::Turn) | None => match &self.holder {
                 Some(holder) => write!(f, "held by {holder}")?,
+                None if self.why.is_none() && self.next.is_none() => {
+                    f.write_str("there was no time to look at it")?;
+                }
                 None => f.write_str("free, but it is another's turn")?,
             },
         }
@@ -81,4 +84,13 @@ pub enum Progress {
     ClaimLeft(String),
     /// The server does not answer; it goes on trying.
     Trouble(String),
+    /// One of several locks was lost while another was asked for: all are given back, then asked for again.
+    StartingOver {
+        /// The lock that was lost.
+        lock: String,
+        /// Why.
+        reason: LossReason,
+        /// The lock that was asked for meanwhile.
+        waited_for: String,
+    },
 }

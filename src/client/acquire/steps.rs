@@ -1,11 +1,11 @@
 //! The steps that read and write: each tells the claimant what came of it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
 use super::{Ending, Seeker, Step};
+use crate::client::Progress;
 use crate::client::calls::{CALL_LIMIT, backoff};
 use crate::client::error::AcquireError;
 use crate::client::guard::{Facts, Guard, State};
@@ -13,8 +13,7 @@ use crate::client::identity::{identity, random_uid};
 use crate::client::keep::{Keep, deadlines};
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
-use crate::client::{Grace, Progress};
-use crate::engine::{ClaimRef, Held, LockView, LossReason, PodRef, Seen, Terms, Write};
+use crate::engine::{ClaimRef, Held, LockView, PodRef, Seen, Write, hold_end};
 use crate::lease::store::{Access, CLAIMS, LEASES, LOCKS};
 use crate::lease::view::lock_view;
 use crate::lease::{Put, StoreError};
@@ -49,7 +48,7 @@ impl Seeker {
             }),
             Ok(lock) => {
                 let view = lock_view(&lock, 0, false);
-                if let Err(error) = self.check_grace(&view) {
+                if let Err(error) = self.request.check_grace(&view) {
                     return Step::Over(error);
                 }
                 self.lease_name = Some(lock.slot_lease_name(0));
@@ -57,20 +56,6 @@ impl Seeker {
                 Step::Next
             }
         }
-    }
-
-    /// Settings that can't work are refused before anything is written.
-    fn check_grace(&self, lock: &LockView) -> Result<(), AcquireError> {
-        let Grace::Exactly(grace) = self.request.kill_grace else {
-            return Ok(());
-        };
-        let duration = Duration::from_secs(u64::from(lock.granted_seconds()));
-        Terms::new(duration, grace)
-            .map(drop)
-            .map_err(|source| AcquireError::BadSettings {
-                lock: self.request.name.clone(),
-                source,
-            })
     }
 
     pub(super) async fn make_claim(&mut self) -> Step {
@@ -81,7 +66,13 @@ impl Seeker {
             .clone();
         let made = self
             .claims
-            .make(&name, &self.claimant_name, self.owner(), self.call_limit())
+            .make(
+                &name,
+                &self.claimant_name,
+                self.request.priority,
+                self.owner(),
+                self.call_limit(),
+            )
             .await;
         match made {
             Ok(claim) => {
@@ -205,7 +196,7 @@ impl Seeker {
         Some((renewer.ok()?, self.claimant.lock()?.clone()))
     }
 
-    pub(super) fn guard(&mut self, held: Held) -> Result<Guard, AcquireError> {
+    pub(super) fn guard(&mut self, mut held: Held) -> Result<Guard, AcquireError> {
         let Some((renewer, lock)) = self.renewer() else {
             return Err(AcquireError::Unsettled {
                 lock: self.request.name.clone(),
@@ -219,8 +210,10 @@ impl Seeker {
             identity: held.grant().holder.clone(),
             token: held.grant().token,
         };
+        let granted = held.proven();
+        held.end_hold_at(hold_end(&lock, granted));
         let (state_sender, state) =
-            watch::channel(State::Held(deadlines(&held), LossReason::Expired));
+            watch::channel(State::Held(deadlines(&held), held.reason_at_deadline(None)));
         let (release, release_receiver) = oneshot::channel();
         let leaving = self.claimant.claim().cloned().map(|claim| {
             let (claims, progress) = (self.claims.clone(), self.request.progress.clone());
@@ -245,6 +238,7 @@ impl Seeker {
         let lease_name = self.lease_name.clone().unwrap_or_default();
         let keep = Keep {
             held,
+            granted,
             renewer,
             lock,
             slot: 0,

@@ -1,0 +1,410 @@
+//! Several locks at once, in the library: all or none, in one order.
+
+use std::time::Duration;
+
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
+use leasehold::client::{
+    self, AcquireAll, AcquireAllError, AcquireError, Guards, LossReason, Progress, Released,
+};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::proxy::{Call, Fault, Proxy};
+use super::run_bench::{BUSY, Bench, long, until};
+use super::server::within;
+
+fn asked(proxy: &Proxy, locks: &[&str]) -> AcquireAll {
+    let library = proxy.locks();
+    client::all(locks.iter().map(|lock| library.lock(lock))).claimant("a")
+}
+
+async fn had(asked: AcquireAll) -> Guards {
+    within(BUSY, "all locks are had", asked.acquire())
+        .await
+        .unwrap()
+}
+
+/// Nobody holds any of the locks, or soon nobody does, and no claim is left.
+async fn nothing_is_left(bench: &Bench, locks: &[&str], limit: Duration, when: &str) {
+    for lock in locks {
+        until(&format!("{lock} is free {when}"), limit, async || {
+            bench.lease(lock).await.is_free()
+        })
+        .await;
+    }
+    until(&format!("no claim is left {when}"), limit, async || {
+        bench.waiting().await == 0
+    })
+    .await;
+}
+
+/// The locks whose Leases were given to somebody (`true`) or freed, in order.
+fn grants(calls: &[Call], given: bool) -> Vec<String> {
+    let puts = calls.iter().filter(|call| call.verb == "update");
+    puts.filter(|put| {
+        let holder = put.body["spec"]["holderIdentity"]
+            .as_str()
+            .unwrap_or_default();
+        holder.is_empty() != given
+    })
+    .map(|put| put.body["metadata"]["name"].as_str().unwrap().to_owned())
+    .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_locks_are_taken_in_one_order_and_released_in_the_reverse() {
+    let bench = Bench::new().await;
+    for lock in ["a", "b", "c"] {
+        bench.opened(lock, 15).await;
+    }
+    let proxy = Proxy::new(&bench).await;
+    let guards = had(asked(&proxy, &["c", "a", "b"])).await;
+    assert_eq!(grants(&proxy.calls(), true), ["a", "b", "c"]);
+    let names: Vec<_> = guards.iter().map(client::Guard::lock).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    for lock in names {
+        let record = bench.lease(lock).await;
+        assert_eq!(record.current_token(), guards.token(lock));
+        assert_eq!(record.spec.holder, guards.get(lock).unwrap().identity());
+    }
+    assert!(guards.is_held());
+    let nearest = guards.deadlines().unwrap();
+    for guard in guards.iter() {
+        assert!(nearest.renew <= guard.deadlines().unwrap().renew);
+    }
+    let released = guards.release().await;
+    for one in &released {
+        assert_eq!(one.namespace, bench.namespace);
+        assert_eq!(*one.outcome.as_ref().unwrap(), Released::Confirmed);
+    }
+    let order: Vec<_> = released.iter().map(|one| one.lock.as_str()).collect();
+    assert_eq!(order, ["c", "b", "a"]);
+    assert_eq!(grants(&proxy.calls(), false), ["c", "b", "a"]);
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_work_is_refused_before_anything_is_taken() {
+    let bench = Bench::new().await;
+    bench.opened("a", 15).await;
+    bench.opened("b", 2).await;
+    let proxy = Proxy::new(&bench).await;
+    let refused = async |asked: AcquireAll| asked.acquire().await.unwrap_err().to_string();
+    let twice = refused(asked(&proxy, &["a", "b", "a"])).await;
+    assert!(
+        twice.contains(r#"lock "a""#) && twice.contains("twice"),
+        "{twice}"
+    );
+    let empty = refused(asked(&proxy, &[])).await;
+    assert!(empty.contains("no lock"), "{empty}");
+    let name = refused(asked(&proxy, &["a", "B_"])).await;
+    assert!(name.contains("DNS label"), "{name}");
+    let priority = refused(asked(&proxy, &["a", "b"]).priority(1001)).await;
+    assert!(priority.contains("1001"), "{priority}");
+    assert!(proxy.calls().is_empty());
+    // The server must be asked for these; still nothing is written.
+    let none = asked(&proxy, &["a", "nowhere"]).acquire().await;
+    assert!(
+        matches!(&none, Err(AcquireAllError::Lock { lock, error, .. })
+            if lock == "nowhere" && matches!(**error, AcquireError::NoSuchLock { .. })),
+        "{none:?}"
+    );
+    let grace = refused(asked(&proxy, &["a", "b"]).kill_grace(Duration::from_secs(1))).await;
+    assert!(grace.contains(r#"lock "b""#), "{grace}");
+    assert!(
+        proxy.puts().is_empty() && bench.waiting().await == 0,
+        "nothing was written"
+    );
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_three_locks_of_which_one_is_held_a_try_or_a_time_out_leaves_nothing() {
+    let bench = Bench::new().await;
+    let locks = ["a", "b", "c"];
+    for lock in locks {
+        bench.opened(lock, 15).await;
+    }
+    let library = bench.library().await;
+    let proxy = Proxy::new(&bench).await;
+    for busy in locks {
+        let holder = library.lock(busy).claimant("holder").acquire().await;
+        let holder = holder.unwrap();
+        let free: Vec<_> = locks.into_iter().filter(|lock| *lock != busy).collect();
+        let tried = asked(&proxy, &locks).try_acquire().await;
+        assert!(
+            matches!(&tried, Err(AcquireAllError::Lock { lock, error, .. })
+                if lock == busy && matches!(**error, AcquireError::Busy(_))),
+            "{tried:?}"
+        );
+        nothing_is_left(&bench, &free, Duration::ZERO, "after a try").await;
+        let wait = Duration::from_secs(3);
+        let waited = asked(&proxy, &locks).wait(wait).acquire();
+        let waited = within(BUSY, "the wait ends", waited).await;
+        assert!(
+            matches!(&waited, Err(AcquireAllError::Lock { lock, error, .. })
+                if lock == busy && matches!(**error, AcquireError::TimedOut(_))),
+            "{waited:?}"
+        );
+        nothing_is_left(&bench, &free, Duration::ZERO, "after a time-out").await;
+        holder.release().await.unwrap();
+    }
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
+/// The earlier lock is held, and renewed, for as long as the later one is waited for; whoever goes away leaves both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_while_it_waits_for_a_later_lock_leaves_nothing() {
+    let bench = Bench::new().await;
+    bench.opened("a", 2).await;
+    bench.opened("b", 15).await;
+    let library = bench.library().await;
+    let holder = library.lock("b").claimant("holder").acquire().await;
+    let holder = holder.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    for withdraws in [true, false] {
+        let asking = asked(&proxy, &["b", "a"]).begin();
+        bench.until_waiting(1).await;
+        let of_a = bench.lease("a").await;
+        assert!(of_a.spec.holder.starts_with("a/"), "{of_a:?}");
+        proxy.more_puts(3).await;
+        let later = bench.lease("a").await;
+        assert_eq!(of_a.grant_id(), later.grant_id());
+        let limit = if withdraws {
+            asking.withdraw().await;
+            Duration::ZERO
+        } else {
+            drop(asking);
+            BUSY
+        };
+        nothing_is_left(&bench, &["a"], limit, "after it has gone").await;
+    }
+    assert_eq!(bench.lease("b").await.next, None);
+    holder.release().await.unwrap();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_lost_while_a_later_one_is_waited_for_is_taken_again_with_all() {
+    let bench = Bench::new().await;
+    bench.opened("a", 2).await;
+    bench.opened("b", 15).await;
+    let library = bench.library().await;
+    let holder = library.lock("b").claimant("holder").acquire().await;
+    let holder = holder.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let mut asking = asked(&proxy, &["a", "b"])
+        .on_progress(move |progress| {
+            if let Progress::StartingOver {
+                lock,
+                reason,
+                waited_for,
+            } = progress
+            {
+                let _ = sender.send((lock.clone(), *reason, waited_for.clone()));
+            }
+        })
+        .begin();
+    bench.until_waiting(1).await;
+    let first_claim = bench.claims().list(&ListParams::default()).await.unwrap();
+    let first_token = bench.lease("a").await.current_token().unwrap();
+    revoke(&bench, "a", first_token.get() + 1).await;
+    let told = within(BUSY, "it is told", told.recv()).await.unwrap();
+    assert_eq!(told, ("a".into(), LossReason::Revoked, "b".into()));
+    until("a is taken again", BUSY, async || {
+        let token = bench.lease("a").await.current_token();
+        token.is_some_and(|token| token > first_token)
+    })
+    .await;
+    until("it waits again", BUSY, async || {
+        let claims = bench.claims().list(&ListParams::default()).await.unwrap();
+        let names: Vec<_> = claims.iter().map(ResourceExt::name_any).collect();
+        names.len() == 1 && names[0] != first_claim.items[0].name_any()
+    })
+    .await;
+    holder.release().await.unwrap();
+    let guards = within(BUSY, "both are had", asking.outcome())
+        .await
+        .unwrap();
+    assert!(guards.is_held() && guards.token("a").unwrap() > first_token);
+    drop(guards);
+    nothing_is_left(&bench, &["a", "b"], BUSY, "after a drop").await;
+    bench.finish().await;
+}
+
+/// Without time to start over the answer says what was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_lost_while_waiting_with_no_time_left_leaves_nothing() {
+    let bench = Bench::new().await;
+    bench.opened("a", 2).await;
+    bench.opened("b", 15).await;
+    let library = bench.library().await;
+    let holder = library.lock("b").claimant("holder").acquire().await;
+    let holder = holder.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    // The loss is noticed after the time is over: within it no renewal is answered.
+    let wait = Duration::from_secs(8);
+    let mut asking = asked(&proxy, &["a", "b"]).wait(wait).begin();
+    bench.until_waiting(1).await;
+    proxy.always("update", "leases", Fault::Hang);
+    let outcome = within(BUSY * 2, "it ends", asking.outcome()).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    proxy.heal();
+    assert_eq!(bench.waiting().await, 0);
+    holder.release().await.unwrap();
+    // Nobody renews `a`: whoever comes next has it after its lease.
+    let next = library.lock("a").claimant("next").acquire();
+    let next = within(BUSY, "a is to be had", next).await.unwrap();
+    next.release().await.unwrap();
+    bench.finish().await;
+}
+
+async fn revoke(bench: &Bench, lock: &str, floor: i64) {
+    let patch = Patch::Merge(json!({"spec": {"minFencingToken": floor}}));
+    let edited = bench
+        .locks()
+        .patch(lock, &PatchParams::default(), &patch)
+        .await;
+    edited.unwrap();
+}
+
+/// Whichever call is delayed, refused, lost or not answered: either both locks are held, or neither is, and nobody
+/// waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_at_any_call_leaves_all_or_none() {
+    let bench = Bench::new().await;
+    let locks = ["a", "b"];
+    for lock in locks {
+        bench.opened(lock, 2).await;
+    }
+    let faults = [
+        Fault::CommitThenDrop,
+        Fault::Refuse(503),
+        Fault::Refuse(403),
+        Fault::CommitThen(504),
+        Fault::Hang,
+    ];
+    let busy = bench.library().await;
+    for waits in [false, true] {
+        let mut index = 0;
+        loop {
+            let fault = faults[index % faults.len()].clone();
+            let when = format!("with {fault:?} at call {index}, waiting: {waits}");
+            let holder = if waits {
+                let holder = busy.lock("b").claimant("holder").acquire().await;
+                Some(holder.unwrap())
+            } else {
+                None
+            };
+            let proxy = Proxy::new(&bench).await;
+            proxy.fault("*", "*", index, Fault::Pass);
+            proxy.fault("*", "*", 1, fault);
+            let mut asking = asked(&proxy, &locks).wait(Duration::from_secs(6)).begin();
+            let releasing = async {
+                if let Some(holder) = holder {
+                    bench.until_waiting(1).await;
+                    holder.release().await.unwrap();
+                }
+                std::future::pending::<()>().await;
+            };
+            let outcome = tokio::select! {
+                outcome = within(BUSY * 2, &when, asking.outcome()) => outcome,
+                () = releasing => unreachable!(),
+            };
+            let calls = proxy.calls().len();
+            match outcome {
+                Ok(guards) => {
+                    for guard in guards.iter() {
+                        let record = bench.lease(guard.lock()).await;
+                        assert_eq!(record.spec.holder, guard.identity(), "{when}");
+                        assert_eq!(record.current_token(), Some(guard.token()), "{when}");
+                    }
+                    for one in guards.release().await {
+                        one.outcome.unwrap();
+                    }
+                }
+                Err(error) => eprintln!("{when}: {error}"),
+            }
+            nothing_is_left(&bench, &locks, BUSY, &when).await;
+            proxy.assert_guarded_if_written();
+            if calls <= index {
+                assert!(index > 5, "the faults came by");
+                break;
+            }
+            index += 1;
+        }
+    }
+    bench.finish().await;
+}
+
+/// As with one lock: a time-out around it, at any moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquire_of_several_that_is_dropped_at_any_moment_leaves_nothing() {
+    let bench = Bench::new().await;
+    let locks = ["a", "b", "c"];
+    for lock in locks {
+        bench.opened(lock, 15).await;
+    }
+    let proxy = Proxy::new(&bench).await;
+    let some_ms = |most| Duration::from_millis(rand::random_range(0..most));
+    for round in 0..if long() { 500 } else { 30 } {
+        let fault = match round % 3 {
+            0 => Fault::DelayRequest(some_ms(120)),
+            1 => Fault::DelayAnswer(some_ms(120)),
+            _ => Fault::CommitThenDrop,
+        };
+        proxy.fault("update", "leases", round % 4, Fault::Pass);
+        proxy.fault("update", "leases", 1, fault);
+        let cut = some_ms(250);
+        if let Ok(guards) = timeout(cut, asked(&proxy, &locks).acquire()).await {
+            let _ = timeout(some_ms(50), guards.unwrap().release()).await;
+        }
+        // A lease is 15 s here: nobody waits for one to end.
+        let when = format!("in round {round}, cut after {cut:?}");
+        nothing_is_left(&bench, &locks, Duration::from_secs(8), &when).await;
+        proxy.heal();
+    }
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
+/// Named in any order by everybody, and nobody waits for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_name_the_same_locks_in_other_orders_all_get_their_turn() {
+    let bench = Bench::new().await;
+    for lock in ["a", "b", "c"] {
+        bench.opened(lock, 15).await;
+    }
+    let library = bench.library().await;
+    let mut tasks = Vec::new();
+    for number in 0..6 {
+        let mut names = vec!["a", "b", "c"];
+        names.rotate_left(number % 3);
+        if number >= 3 {
+            names.reverse();
+            names.truncate(2);
+        }
+        let library = library.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..if long() { 100 } else { 10 } {
+                let locks = names.iter().map(|name| library.lock(name));
+                let who = format!("c{number}");
+                let guards = client::all(locks).claimant(&who).acquire().await.unwrap();
+                assert!(guards.is_held());
+                for one in guards.release().await {
+                    one.outcome.unwrap();
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        within(BUSY * 4, "everybody is served", task).await.unwrap();
+    }
+    nothing_is_left(&bench, &["a", "b", "c"], BUSY, "after all").await;
+    bench.finish().await;
+}
