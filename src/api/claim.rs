@@ -121,14 +121,14 @@ pub struct FixedHold {
     pub seconds: i32,
 }
 
-/// A hold that lasts as long as a Pod.
+/// A hold that lasts until that Pod is gone or has ended, never by time alone.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PodHold {
     /// The Pod, in the claim's namespace.
     #[schemars(length(min = 1, max = MAX_NAME_CHARS))]
     pub name: String,
-    /// Its uid, so that another Pod of that name is not taken for it.
+    /// Its uid, so that another Pod of that name is not taken for it. Where it is unset the grant binds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 36))]
     pub uid: Option<String>,

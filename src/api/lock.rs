@@ -67,7 +67,7 @@ pub struct DistributedLockSpec {
     /// How long a crashed holder can block others, in seconds. Holders renew every third of it.
     #[schemars(range(min = 1, max = MAX_LOCK_LEASE_SECONDS))]
     pub lease_duration_seconds: i32,
-    /// How many may hold the lock at once; more than one makes it a counting semaphore, one Lease a slot.
+    /// How many may hold it at once; more than one makes it a semaphore, a Lease a slot. Lowering it evicts nobody.
     #[schemars(range(min = 1, max = MAX_HOLDERS))]
     pub max_holders: i32,
     /// Who is next.
@@ -75,7 +75,7 @@ pub struct DistributedLockSpec {
     /// Wait this much longer, in seconds, after a holder that did not release.
     #[schemars(range(min = 0, max = 3600))]
     pub lock_delay_seconds: i32,
-    /// A holder stops itself after this many seconds; the operator revokes one lease length later.
+    /// A holder stops itself after so many seconds, at least the lease; the operator revokes one lease length later.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub max_hold_seconds: Option<i32>,
@@ -84,14 +84,14 @@ pub struct DistributedLockSpec {
     /// Grants with a lower token are revoked, on every slot. It may only rise. Never keep it in Git.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_fencing_token: Option<FencingToken>,
-    /// The same for one slot.
+    /// The same for one slot. A token may only rise, and no entry is removed. Never keep it in Git.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["slot"])
     )]
     pub slot_min_fencing_tokens: Vec<SlotMinFencingToken>,
-    /// Use this Lease of another client. Immutable. The Lease consents by its label leasehold.dev/shared-with.
+    /// Use this Lease of another client, which consents by its label leasehold.dev/shared-with. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = MAX_NAME_CHARS))]
     pub lease_name: Option<String>,
