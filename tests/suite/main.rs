@@ -60,6 +60,8 @@ mod run_network;
 #[cfg(target_os = "linux")]
 mod run_outage;
 #[cfg(target_os = "linux")]
+mod run_pod;
+#[cfg(target_os = "linux")]
 mod run_process;
 #[cfg(target_os = "linux")]
 mod run_queue;

@@ -17,8 +17,14 @@ use super::run_bench::{BUSY, until};
 const PRELUDE: &str = r#"note() { read -r up rest < /proc/uptime; echo "$1 $LEASEHOLD_HOLDER $LEASEHOLD_FENCING_TOKEN $up" >> "$JOURNAL"; }
 "#;
 
+/// Puts `$POD_TOKEN` where a Pod finds its token, in a mount namespace of our own, and becomes what follows.
+const AS_IN_A_POD: &str = r#"mount -t tmpfs none /var/run && cd /var/run && mkdir -p secrets/kubernetes.io/serviceaccount &&
+printf %s "$POD_TOKEN" > secrets/kubernetes.io/serviceaccount/token && cd "$OLDPWD" && exec "$@""#;
+
 /// A `leasehold run`, not started yet.
 pub struct RunBuilder {
+    /// What it is started below.
+    outer: Vec<OsString>,
     words: Vec<OsString>,
     command: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -30,6 +36,7 @@ impl RunBuilder {
     pub fn new(folder: PathBuf) -> Self {
         fs::create_dir(&folder).unwrap();
         Self {
+            outer: vec![],
             words: vec!["run".into()],
             command: vec!["true".into()],
             env: vec![],
@@ -58,6 +65,18 @@ impl RunBuilder {
         self
     }
 
+    /// As in the Pod whose token this is.
+    pub fn in_pod(mut self, token: &str) -> Self {
+        let namespaces = if rustix::process::geteuid().is_root() {
+            "-m"
+        } else {
+            "-Urm"
+        };
+        let outer = ["unshare", namespaces, "sh", "-c", AS_IN_A_POD, "sh"];
+        self.outer = outer.map(OsString::from).into();
+        self.env("POD_TOKEN", token)
+    }
+
     pub fn command(mut self, words: &[&str]) -> Self {
         self.command = words.iter().map(OsString::from).collect();
         self
@@ -83,8 +102,11 @@ impl RunBuilder {
     /// Starts it, in a process group of its own.
     pub fn start(self) -> Run {
         let file = |name: &str| fs::File::create(self.folder.join(name)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        let mut argv = self.outer;
+        argv.push(env!("CARGO_BIN_EXE_leasehold").into());
+        let mut command = Command::new(&argv[0]);
         command
+            .args(&argv[1..])
             .args(&self.words)
             .arg("--")
             .args(&self.command)
