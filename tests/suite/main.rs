@@ -15,6 +15,8 @@ mod client_answers;
 #[cfg(target_os = "linux")]
 mod client_cancel;
 #[cfg(target_os = "linux")]
+mod client_herd;
+#[cfg(target_os = "linux")]
 mod client_seams;
 #[cfg(target_os = "linux")]
 mod client_waits;

@@ -26,6 +26,7 @@ use leasehold::clock::MonoInstant;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use super::run_bench::{BUSY, Bench, until};
 
@@ -84,6 +85,23 @@ struct State {
     /// Connections with a smaller number are dead: what is sent is taken, nothing comes back.
     hole_below: AtomicUsize,
     connections: AtomicUsize,
+    /// Whether the server is gone: connections break, new ones are closed at once.
+    down: watch::Sender<bool>,
+}
+
+impl State {
+    /// Writes a call down, and says where.
+    fn note(&self, verb: &'static str, resource: &str, body: Value) -> usize {
+        let mut calls = self.calls.lock().unwrap();
+        calls.push(Call {
+            verb,
+            resource: resource.to_owned(),
+            body,
+            at: MonoInstant::now(),
+            code: None,
+        });
+        calls.len() - 1
+    }
 }
 
 /// The proxy; it ends with the test's runtime.
@@ -155,6 +173,16 @@ impl Proxy {
     pub fn swallow_open_connections(&self) {
         let count = self.state.connections.load(Ordering::SeqCst);
         self.state.hole_below.store(count, Ordering::SeqCst);
+    }
+
+    /// The server is gone: open connections break, and new ones are closed at once; each is noted as a `connect`.
+    pub fn go_down(&self) {
+        self.state.down.send_replace(true);
+    }
+
+    /// The server is back.
+    pub fn come_up(&self) {
+        self.state.down.send_replace(false);
     }
 
     /// What came by.
@@ -232,6 +260,11 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
                 continue;
             }
         };
+        let mut down = state.down.subscribe();
+        if *down.borrow_and_update() {
+            state.note("connect", "", Value::Null);
+            continue;
+        }
         let wire = Wire {
             stream,
             number: state.connections.fetch_add(1, Ordering::SeqCst),
@@ -241,10 +274,12 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
         tokio::spawn(async move {
             let service =
                 service_fn(move |request| answer(request, upstream.clone(), state.clone()));
+            let served = http1::Builder::new().serve_connection(TokioIo::new(wire), service);
             // How a connection ends is what the tests are about.
-            let _ = http1::Builder::new()
-                .serve_connection(TokioIo::new(wire), service)
-                .await;
+            tokio::select! {
+                _ = served => {}
+                _ = down.wait_for(|down| *down) => {}
+            }
         });
     }
 }
@@ -310,17 +345,11 @@ async fn answer(
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let (verb, resource) = what(&parts.method, &parts.uri);
-    let index = {
-        let mut calls = state.calls.lock().unwrap();
-        calls.push(Call {
-            verb,
-            resource: resource.clone(),
-            body: serde_json::from_slice(&body).unwrap_or(Value::Null),
-            at: MonoInstant::now(),
-            code: None,
-        });
-        calls.len() - 1
-    };
+    let index = state.note(
+        verb,
+        &resource,
+        serde_json::from_slice(&body).unwrap_or(Value::Null),
+    );
     let fault = {
         let mut rules = state.rules.lock().unwrap();
         let rule = rules.iter_mut().find(|rule| {

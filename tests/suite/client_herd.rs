@@ -1,0 +1,117 @@
+//! Many waiters on one lock: they neither poll nor come back in step, and a hand-over costs the same for few and many.
+//!
+//! hashicorp/consul#9469, Kong/kubernetes-ingress-controller#3124.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::future::select_all;
+use leasehold::client::{Acquiring, Guard};
+use leasehold::clock::MonoInstant;
+
+use super::proxy::{Call, Proxy};
+use super::run_bench::{BUSY, Bench, long, until};
+use super::server::within;
+
+/// A lock that is held, and so many who wait for it, each in the queue and with its watch open.
+async fn crowd(bench: &Bench, proxy: &Proxy, lock: &str, count: usize) -> (Guard, Vec<Acquiring>) {
+    bench.opened(lock, 60).await;
+    let holder = bench.library().await.lock(lock).claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let locks = proxy.locks();
+    let before = watches(&proxy.calls());
+    let waiters = (0..count).map(|number| {
+        let request = locks.lock(lock).claimant(&format!("w{number}"));
+        request.begin()
+    });
+    let waiters: Vec<_> = waiters.collect();
+    until("all watch", BUSY * 3, async || {
+        watches(&proxy.calls()) >= before + count
+    })
+    .await;
+    assert_eq!(bench.waiting().await, count);
+    (holder, waiters)
+}
+
+/// The guard of whoever of them has the lock next.
+async fn next_of(waiters: &mut Vec<Acquiring>) -> Guard {
+    let asked = waiters.iter_mut().map(|waiter| Box::pin(waiter.outcome()));
+    let (guard, at, others) = select_all(asked).await;
+    drop(others);
+    drop(waiters.remove(at));
+    guard.unwrap()
+}
+
+fn watches(calls: &[Call]) -> usize {
+    calls.iter().filter(|call| call.verb == "watch").count()
+}
+
+/// The API server goes and comes back: nobody loses its place, and they do not come back all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_of_a_server_that_restarts_come_back_one_by_one() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    let count = if long() { 200 } else { 60 };
+    let (holder, mut waiters) = crowd(&bench, &proxy, "herd", count).await;
+    let before = proxy.calls().len();
+    let began = MonoInstant::now();
+    proxy.go_down();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    proxy.come_up();
+    until("all watch again", BUSY * 3, async || {
+        watches(&proxy.calls()[before..]) >= waiters.len()
+    })
+    .await;
+    let calls = proxy.calls().split_off(before);
+    let mut buckets = BTreeMap::<u128, usize>::new();
+    for call in &calls {
+        let at = call.at.saturating_duration_since(began).as_millis() / 100;
+        *buckets.entry(at).or_default() += 1;
+    }
+    let most = *buckets.values().max().unwrap();
+    assert!(
+        most * 10 <= calls.len(),
+        "{most} of {} in one tenth of a second: {buckets:?}",
+        calls.len()
+    );
+    // They kept their places.
+    assert_eq!(bench.waiting().await, count);
+    holder.release().await.unwrap();
+    let next = within(BUSY, "the first one is served", next_of(&mut waiters)).await;
+    next.release().await.unwrap();
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_costs_as_many_requests_for_many_waiters_as_for_few() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    let mut costs = Vec::new();
+    for (lock, count) in [("few", 4), ("many", if long() { 200 } else { 40 })] {
+        let (mut guard, mut waiters) = crowd(&bench, &proxy, lock, count).await;
+        until("the first one is named", BUSY, async || {
+            bench.lease(lock).await.next.is_some()
+        })
+        .await;
+        let asked = || {
+            let calls = proxy.calls().into_iter();
+            // Watches begin again, and the slow beat reads, whatever happens.
+            calls
+                .filter(|call| !["watch", "get"].contains(&call.verb))
+                .count()
+        };
+        let before = asked();
+        for _ in 0..3 {
+            guard.release().await.unwrap();
+            guard = within(BUSY, "the next one has it", next_of(&mut waiters)).await;
+        }
+        guard.release().await.unwrap();
+        costs.push(asked() - before);
+    }
+    let [few, many] = costs[..] else {
+        panic!("{costs:?}");
+    };
+    // A list, a take, a deletion and a release each.
+    assert!(many <= few + 4 && few <= 3 * 8, "{few} and {many} requests");
+    bench.finish().await;
+}
