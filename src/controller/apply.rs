@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
@@ -130,6 +131,13 @@ impl Writer {
             api.get_opt(&key.name),
         )
         .await
+    }
+
+    /// Reads a Pod.
+    pub async fn get_pod(&self, key: &Key) -> Result<Option<Pod>, StoreError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let call = api.get_opt(&key.name);
+        bounded(access("get", "pods", key), CALL_TIMEOUT, call).await
     }
 
     /// Writes a lock's status, guarded by the uid and resourceVersion in it.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use kube::ResourceExt;
 
 use super::news::{News, note_news};
+use super::pods::Pods;
 use crate::api::{DistributedLock, HistoryEntry, LockClaim};
 use crate::engine::{Keeper, LeaseRecord, Moment, Queue, QueueOrder, Seen, WallMicros};
 use crate::lease::FoundLease;
@@ -72,6 +73,8 @@ pub enum Kind {
     Leases,
     /// Leases with the label `leasehold.dev/shared-with`.
     SharedLeases,
+    /// Pods, of which only the metadata is watched.
+    Pods,
 }
 
 impl Kind {
@@ -83,6 +86,7 @@ impl Kind {
             Kind::Claims => "lockclaims",
             Kind::Leases => "leases",
             Kind::SharedLeases => "shared leases",
+            Kind::Pods => "pods",
         }
     }
 }
@@ -128,6 +132,8 @@ pub struct Index {
     named_by: HashMap<Key, BTreeSet<Key>>,
     in_view: HashMap<Watch, HashSet<Key>>,
     listing: HashMap<Watch, HashSet<Key>>,
+    /// Pods that claims name.
+    pub pods: Pods,
 }
 
 impl Index {
@@ -175,7 +181,7 @@ impl Index {
     pub fn queue(&self, lock: &Key, lease: Option<&LeaseRecord>) -> Queue {
         let views = self
             .claims(lock)
-            .filter_map(|claim| claim_view(claim, false));
+            .filter_map(|claim| claim_view(claim, self.pods.is_dead(claim)));
         let order = self
             .lock(lock)
             .map_or(QueueOrder::Fifo, |lock| lock_view(lock, 0, false).order);
@@ -204,11 +210,18 @@ impl Index {
 
     /// A watch begins to list.
     pub fn list_begins(&mut self, watch: &Watch) {
+        if watch.kind == Kind::Pods {
+            return self.pods.list_begins(watch);
+        }
         self.listing.insert(watch.clone(), HashSet::new());
     }
 
     /// A watch has listed everything: what it did not list is gone. Says which locks are concerned.
     pub fn list_ends(&mut self, watch: &Watch, now: Moment, wall: WallMicros) -> Vec<Key> {
+        if watch.kind == Kind::Pods {
+            let concerned = self.pods.list_ends(watch);
+            return self.locks_of(&concerned);
+        }
         let Some(listed) = self.listing.remove(watch) else {
             return vec![];
         };
@@ -225,6 +238,8 @@ impl Index {
                 Kind::Leases | Kind::SharedLeases => {
                     self.lease_seen(&key, None, Seen::Read, now, wall)
                 }
+                // They are kept apart, see `pods`.
+                Kind::Pods => vec![],
             })
             .collect()
     }
@@ -347,6 +362,10 @@ impl Index {
         {
             return vec![];
         }
+        if let Some(before) = claims.get(&key.name) {
+            self.pods.claim_gone(before);
+        }
+        self.pods.claim_seen(&claim);
         claims.insert(key.name, Arc::new(claim));
         concerned
     }
@@ -358,6 +377,16 @@ impl Index {
         };
         self.remove_claim(&lock, &key.name);
         vec![lock]
+    }
+
+    /// The locks that these claims name.
+    #[must_use]
+    pub fn locks_of(&self, claims: &[Key]) -> Vec<Key> {
+        let locks: BTreeSet<_> = claims
+            .iter()
+            .filter_map(|claim| self.lock_of_claim.get(claim))
+            .collect();
+        locks.into_iter().cloned().collect()
     }
 
     /// A Lease was seen, or is known not to exist. Says which locks have work: a mere renewal concerns none, their
@@ -453,7 +482,9 @@ impl Index {
 
     fn remove_claim(&mut self, lock: &Key, name: &str) {
         if let Some(claims) = self.claims.get_mut(lock) {
-            claims.remove(name);
+            if let Some(claim) = claims.remove(name) {
+                self.pods.claim_gone(&claim);
+            }
             if claims.is_empty() {
                 self.claims.remove(lock);
             }

@@ -3,6 +3,7 @@
 //! It grants nothing: takers take (R7). Down, slow, paused or doubled it can delay, never make two holders.
 //!
 //! * [`observe`]: watches feed the [`index`], in every replica, leader or not.
+//! * [`pods`]: which Pods are there, as far as claims name them.
 //! * [`queue`]: which lock to look at, now or at a moment.
 //! * [`news`]: what a change of a Lease tells.
 //! * [`reconcile`]: one look at one lock, by the leader only: decide purely ([`crate::engine::Keeper`], [`status`],
@@ -16,10 +17,12 @@ pub mod apply;
 pub mod claims;
 pub mod events;
 pub mod health;
+mod holds;
 pub mod index;
 pub mod metrics;
 pub mod news;
 pub mod observe;
+pub mod pods;
 pub mod preflight;
 pub mod queue;
 pub mod reconcile;

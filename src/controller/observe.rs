@@ -4,17 +4,16 @@
 //! back-off. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
 //! lists when a read shows that revisions went back (a restore of etcd).
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject};
-use kube::core::{DeserializeGuard, NamespaceResourceScope};
+use kube::core::{DeserializeGuard, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
 
 use super::Shared;
 use super::index::{Index, Key, Kind, Source, Watch};
@@ -39,7 +38,13 @@ pub fn watches(namespaces: &[String]) -> Vec<Watch> {
     if places.is_empty() {
         places.push(None);
     }
-    let kinds = [Kind::Locks, Kind::Claims, Kind::Leases, Kind::SharedLeases];
+    let kinds = [
+        Kind::Locks,
+        Kind::Claims,
+        Kind::Leases,
+        Kind::SharedLeases,
+        Kind::Pods,
+    ];
     places
         .into_iter()
         .flat_map(|namespace| {
@@ -67,19 +72,25 @@ async fn follow_kind(shared: &Shared, client: &Client, watch: &Watch) {
     match watch.kind {
         Kind::Locks => {
             let api = api::<DeserializeGuard<DistributedLock>>(client, watch);
-            follow(shared, watch, api, config, lock_event).await;
+            follow(shared, watch, watcher(api, config), lock_event).await;
         }
         Kind::Claims => {
             let api = api::<DeserializeGuard<LockClaim>>(client, watch);
-            follow(shared, watch, api, config, claim_event).await;
+            follow(shared, watch, watcher(api, config), claim_event).await;
         }
         Kind::Leases => {
             let config = config.labels(names::LABEL_LOCK);
-            follow(shared, watch, leases(client, watch), config, lease_event).await;
+            let events = watcher(leases(client, watch), config);
+            follow(shared, watch, events, lease_event).await;
         }
         Kind::SharedLeases => {
             let config = config.labels(names::LABEL_SHARED_WITH);
-            follow(shared, watch, leases(client, watch), config, lease_event).await;
+            let events = watcher(leases(client, watch), config);
+            follow(shared, watch, events, lease_event).await;
+        }
+        Kind::Pods => {
+            let api = api::<PartialObjectMeta<Pod>>(client, watch);
+            follow(shared, watch, watcher(api, config), pod_event).await;
         }
     }
 }
@@ -108,17 +119,14 @@ enum Seen<K> {
     Gone(K),
 }
 
-async fn follow<K>(
+async fn follow<K: Send>(
     shared: &Shared,
     watch: &Watch,
-    api: Api<K>,
-    config: watcher::Config,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     handle: impl Fn(&Shared, &mut Index, &Watch, Seen<K>) -> Vec<Key>,
-) where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+) {
     let what = health_name(watch);
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = events.default_backoff().boxed();
     let mut failures = 0_u32;
     loop {
         // A watch that goes on after an error does not say so, and a quiet one tells nothing else.
@@ -278,6 +286,31 @@ fn lease_event(
             index.lease_seen(&key, FoundLease::read(object), trust, now, wall)
         }
     }
+}
+
+fn pod_event(
+    _: &Shared,
+    index: &mut Index,
+    watch: &Watch,
+    seen: Seen<PartialObjectMeta<Pod>>,
+) -> Vec<Key> {
+    let named = |pod: PartialObjectMeta<Pod>| (Key::of(&pod), pod.uid().unwrap_or_default());
+    let concerned = match seen {
+        Seen::Listed(pod) => {
+            let (key, uid) = named(pod);
+            index.pods.listed(watch, key, uid);
+            vec![]
+        }
+        Seen::Changed(pod) => {
+            let (key, uid) = named(pod);
+            index.pods.changed(watch, &key, &uid)
+        }
+        Seen::Gone(pod) => {
+            let (key, uid) = named(pod);
+            index.pods.gone(watch, &key, &uid)
+        }
+    };
+    index.locks_of(&concerned)
 }
 
 /// The object, or a report that it can't be decoded: one damaged object stops nothing.

@@ -66,6 +66,10 @@ const NEEDS: &[Need] = &[
     need("watch", LEASES, "leases", ""),
     need("create", LEASES, "leases", ""),
     need("update", LEASES, "leases", ""),
+    // Waiters whose Pods are gone, and holds that last with a Pod.
+    need("get", "", "pods", ""),
+    need("list", "", "pods", ""),
+    need("watch", "", "pods", ""),
 ];
 
 /// In the operator's own namespace, for the election.
@@ -189,10 +193,10 @@ pub async fn missing_permissions(client: &Client, own: &str, watched: &[String])
     let mut missing = vec![];
     for (need, namespace) in questions {
         if is_allowed(client, need, namespace).await == Some(false) {
-            let mut words = format!(
-                "not allowed to {} {}.{}",
-                need.verb, need.resource, need.group
-            );
+            let mut words = format!("not allowed to {} {}", need.verb, need.resource);
+            if !need.group.is_empty() {
+                let _ = write!(words, ".{}", need.group);
+            }
             if !need.subresource.is_empty() {
                 let _ = write!(words, "/{}", need.subresource);
             }

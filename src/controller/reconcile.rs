@@ -87,6 +87,7 @@ impl Reconciler {
             return Ok(earliest([again, claims, Some(self.beat(&lock))]));
         }
         self.read_on_slow_beat(&lock, &lease).await?;
+        let pods = self.read_pods(key).await?;
         for _ in 0..MOVES {
             let (todo, found) = self.decide(key, &lease);
             match todo {
@@ -96,7 +97,13 @@ impl Reconciler {
                         .await?;
                     let record = found.as_ref().map(|found| &found.record);
                     let claims = self.tend_claims(key, Some(&lock), record).await?;
-                    return Ok(earliest([again, claims, until, Some(self.beat(&lock))]));
+                    return Ok(earliest([
+                        again,
+                        claims,
+                        pods,
+                        until,
+                        Some(self.beat(&lock)),
+                    ]));
                 }
                 OperatorMove::Create(spec) => self.create(&lock, &lease, &spec).await?,
                 OperatorMove::Open => self.open(key, &lease).await?,

@@ -37,6 +37,8 @@ mod operator_ends;
 mod operator_leaders;
 #[cfg(feature = "cli")]
 mod operator_mirror;
+#[cfg(target_os = "linux")]
+mod operator_pods;
 #[cfg(feature = "cli")]
 mod operator_rig;
 #[cfg(feature = "cli")]

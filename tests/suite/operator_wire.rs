@@ -477,6 +477,7 @@ async fn a_missing_permission_is_named_and_keeps_it_from_being_ready() {
                 operator.get("/readyz").await.is_some_and(|(status, body)| {
                     status == 503
                         && body.contains("not allowed to update leases.coordination.k8s.io in namespace")
+                        && body.contains("not allowed to watch pods in namespace")
                         && body.contains("customresourcedefinitions")
                 })
             })

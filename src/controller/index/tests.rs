@@ -163,3 +163,52 @@ fn only_a_read_shows_the_lock_as_it_was_at_a_known_moment() {
         "an older state"
     );
 }
+
+#[test]
+fn claims_of_pods_that_are_gone_are_skipped_all_at_once() {
+    let watch = Watch {
+        kind: Kind::Pods,
+        namespace: None,
+    };
+    let mut index = Index::default();
+    index.list_begins(&watch);
+    for number in 0..3 {
+        let pod = Key::new("a", &format!("pod-{number}"));
+        index.pods.listed(&watch, pod, format!("u{number}"));
+        let claim = json!({
+            "metadata": {
+                "name": format!("claim-{number}"), "namespace": "a", "uid": format!("c{number}"),
+                "resourceVersion": (number + 1).to_string(),
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": format!("pod-{number}"), "uid": format!("u{number}")}],
+            },
+            "spec": {"lockName": "nightly", "hold": {"type": "Heartbeat"}},
+        });
+        index.claim_seen(
+            serde_json::from_value(claim).expect("a claim"),
+            Source::List,
+        );
+    }
+    index.list_ends(&watch, NOW, 0);
+    let first = |index: &Index| {
+        let queue = index.queue(&key(), None);
+        queue.first().map(|claim| claim.name.clone())
+    };
+    assert_eq!(first(&index).as_deref(), Some("claim-0"));
+    index.list_begins(&watch);
+    index
+        .pods
+        .listed(&watch, Key::new("a", "pod-2"), "u2".to_owned());
+    assert_eq!(
+        index.list_ends(&watch, NOW, 0),
+        [key()],
+        "its lock is concerned"
+    );
+    assert_eq!(first(&index).as_deref(), Some("claim-2"));
+    let queue = index.queue(&key(), None);
+    assert_eq!(
+        queue
+            .after(&queue.claims()[0].claim)
+            .map(|claim| claim.name.as_str()),
+        Some("claim-2")
+    );
+}

@@ -1,0 +1,228 @@
+//! Waiters whose Pods are gone. Pods are API objects here, without a kubelet: one without a node goes when it is
+//! deleted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::runtime::wait::await_condition;
+use leasehold::api::{LockClaim, LockClaimSpec};
+use leasehold::client::{Acquiring, Locks};
+use leasehold::clock::MonoInstant;
+use leasehold::lease::FoundLease;
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::operator_rig::{LONG, Operator, Place, config, in_place};
+use super::run_bench::long;
+use super::server::within;
+
+/// Calls at once where many objects are made.
+const AT_ONCE: usize = 16;
+
+/// A Pod that nothing runs.
+pub async fn make_pod(place: &Place, name: &str) -> Pod {
+    let accounts = Api::<ServiceAccount>::namespaced(place.client.clone(), &place.namespace);
+    let there = await_condition(accounts, "default", |account: Option<&ServiceAccount>| {
+        account.is_some()
+    });
+    let there = within(LONG, "the namespace has its service account", there).await;
+    there.expect("a watch");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": "none"}], "schedulerName": "nobody", "restartPolicy": "Never"},
+    });
+    let pod = serde_json::from_value(pod).expect("a pod");
+    let made = pods(place).create(&PostParams::default(), &pod).await;
+    made.expect("the pod is made")
+}
+
+/// The Pods of the place.
+pub fn pods(place: &Place) -> Api<Pod> {
+    Api::namespaced(place.client.clone(), &place.namespace)
+}
+
+async fn delete_pods(place: &Place) {
+    let (all, how) = (ListParams::default(), DeleteParams::default());
+    let deleted = pods(place).delete_collection(&how, &all).await;
+    deleted.expect("the pods can be deleted");
+}
+
+/// A claim that goes with its Pod, as a library makes it; nobody waits behind it.
+async fn claim_of(place: &Place, name: &str, pod: Option<&Pod>) {
+    let mut claim = LockClaim::new(name, LockClaimSpec::heartbeat("nightly"));
+    let owner = |pod: &Pod| OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: pod.name_any(),
+        uid: pod.uid().expect("a uid"),
+        ..OwnerReference::default()
+    };
+    claim.metadata.owner_references = pod.map(|pod| vec![owner(pod)]);
+    let made = place.claims.create(&PostParams::default(), &claim).await;
+    made.expect("the claim is made");
+}
+
+/// So many dead claims, each of a Pod of its own.
+async fn claims_of_pods(place: &Place, count: usize) {
+    stream::iter(0..count)
+        .for_each_concurrent(AT_ONCE, async |number| {
+            let name = format!("dead-{number}");
+            let pod = make_pod(place, &name).await;
+            claim_of(place, &name, Some(&pod)).await;
+        })
+        .await;
+}
+
+/// Waiters that live, begun and in the queue.
+async fn waiters(place: &Place, count: usize) -> Vec<Acquiring> {
+    let locks = Locks::new(config().await, &place.namespace).expect("a client");
+    let before = claims(place).await;
+    let waiters = (0..count).map(|number| {
+        let claimant = format!("live-{number}");
+        locks.lock("nightly").claimant(&claimant).begin()
+    });
+    let waiters = waiters.collect();
+    let there = async {
+        while claims(place).await < before + count {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(Duration::from_mins(1), "they wait", there).await;
+    waiters
+}
+
+async fn claims(place: &Place) -> usize {
+    let listed = place.claims.list(&ListParams::default()).await;
+    listed.expect("a list").items.len()
+}
+
+/// How long after `began` one of them has the lock.
+async fn first_to_hold(mut waiters: Vec<Acquiring>, began: MonoInstant) -> Duration {
+    let outcomes = waiters.iter_mut().map(|waiter| Box::pin(waiter.outcome()));
+    let (guard, _, rest) = futures::future::select_all(outcomes).await;
+    let took = MonoInstant::now().saturating_duration_since(began);
+    let guard = guard.expect("it holds");
+    drop(rest);
+    guard.release().await.expect("it is given back");
+    took
+}
+
+/// Of 1,000 waiters 500 lose their Pods.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_whose_pods_are_gone_cost_nothing() {
+    in_place(async |place| {
+        let (dead, living) = if long() { (500, 500) } else { (40, 20) };
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 60).await;
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let holder = locks.lock("nightly").acquire().await.expect("it is free");
+        claims_of_pods(&place, dead).await;
+        let waiters = waiters(&place, living).await;
+        delete_pods(&place).await;
+        let began = MonoInstant::now();
+        holder.release().await.expect("it is given back");
+        let took = within(LONG, "somebody holds it", first_to_hold(waiters, began)).await;
+        assert!(took < Duration::from_secs(5), "after {took:?}");
+    })
+    .await;
+}
+
+/// While no operator runs the Pods go; the garbage collector deletes their claims, but later than this.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_write_skips_all_that_are_dead() {
+    in_place(async |place| {
+        let times = [
+            "--leader-lease-duration=1s",
+            "--leader-renew-deadline=700ms",
+            "--leader-retry-period=100ms",
+        ];
+        let operator = Operator::start(&place.namespace, "one", &times).await;
+        let lock = place.make_free("nightly", 60).await;
+        let holder = place.take("nightly", "pod-0").await;
+        claims_of_pods(&place, 20).await;
+        claim_of(&place, "live", None).await;
+        let named = |name: &'static str| {
+            move |lease: &FoundLease| {
+                let next = lease.record.next.as_ref();
+                next.is_some_and(|next| next.name.starts_with(name))
+            }
+        };
+        place
+            .lease_is("nightly", "a dead one is named", named("dead-"))
+            .await;
+        operator.signal(Signal::KILL);
+        delete_pods(&place).await;
+        let since = place.lease("nightly").await.record.resource_version;
+        let _heir = Operator::start(&place.namespace, "heir", &times).await;
+        let after = place
+            .lease_is("nightly", "the living one is named", named("live"))
+            .await;
+        assert_eq!(
+            after.record.spec.holder, holder.holder,
+            "and nothing else has changed"
+        );
+        let only_it = WatchParams::default().fields(&format!("metadata.name={}", lock.name_any()));
+        let changes = place
+            .leases
+            .watch(&only_it, &since.to_string())
+            .await
+            .expect("a watch")
+            .boxed();
+        let states = changes.try_filter_map(async |event| match event {
+            WatchEvent::Modified(lease) => Ok(FoundLease::read(lease)),
+            _ => Ok(None),
+        });
+        let first = within(LONG, "a change", states.boxed().try_next())
+            .await
+            .expect("a watch");
+        assert!(
+            first.is_some_and(|first| named("live")(&first)),
+            "it took more than one write"
+        );
+    })
+    .await;
+}
+
+/// Claims that nobody waits behind, and that no Pod owns.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_claims_without_pods_cost_two_seconds_each() {
+    in_place(async |place| {
+        let dead: u32 = if long() { 10 } else { 3 };
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 60).await;
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let holder = locks.lock("nightly").acquire().await.expect("it is free");
+        for number in 0..dead {
+            claim_of(&place, &format!("dead-{number}"), None).await;
+        }
+        let waiters = waiters(&place, 2).await;
+        let began = MonoInstant::now();
+        holder.release().await.expect("it is given back");
+        let limit = Duration::from_secs(2) * dead + Duration::from_secs(2);
+        let took = within(
+            limit + LONG,
+            "somebody holds it",
+            first_to_hold(waiters, began),
+        )
+        .await;
+        assert!(took < limit, "after {took:?}");
+        let left = join_all((0..dead).map(|number| {
+            let claims = place.claims.clone();
+            async move { claims.get_opt(&format!("dead-{number}")).await }
+        }));
+        let left: BTreeSet<_> = left
+            .await
+            .into_iter()
+            .filter_map(|claim| claim.expect("a read"))
+            .map(|claim| claim.name_any())
+            .collect();
+        assert!(left.is_empty(), "those passed over are deleted: {left:?}");
+    })
+    .await;
+}
