@@ -32,8 +32,8 @@ pub struct Claims<'a> {
     pub lock: Option<&'a DistributedLock>,
     /// Name of the lock.
     pub lock_name: &'a str,
-    /// Its Lease.
-    pub lease: Option<&'a LeaseRecord>,
+    /// The Leases of its slots.
+    pub leases: Vec<LeaseRecord>,
     /// Now.
     pub wall: WallMicros,
 }
@@ -50,7 +50,7 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
         if claim.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        if claim.spec.hold.type_ == HoldType::Heartbeat && had_its_grant(claim, all.lease) {
+        if claim.spec.hold.type_ == HoldType::Heartbeat && had_its_grant(claim, &all.leases) {
             actions.push(ClaimAction::Delete(claim.clone()));
             continue;
         }
@@ -82,16 +82,18 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
     (actions, again)
 }
 
-/// Whether the claim's uid stands in the holder or in the grant: it waits no more, and its name is spent.
-fn had_its_grant(claim: &LockClaim, lease: Option<&LeaseRecord>) -> bool {
-    let (Some(uid), Some(lease)) = (claim.metadata.uid.as_deref(), lease) else {
+/// Whether the claim's uid stands in a holder or in a grant: it waits no more, and its name is spent.
+fn had_its_grant(claim: &LockClaim, leases: &[LeaseRecord]) -> bool {
+    let Some(uid) = claim.metadata.uid.as_deref() else {
         return false;
     };
-    let granted = match &lease.grant {
-        GrantNote::V1(grant) => grant.holder.rsplit_once('/').map(|(_, uid)| uid),
-        _ => None,
-    };
-    lease.holder_uid() == Some(uid) || granted == Some(uid)
+    leases.iter().any(|lease| {
+        let granted = match &lease.grant {
+            GrantNote::V1(grant) => grant.holder.rsplit_once('/').map(|(_, uid)| uid),
+            _ => None,
+        };
+        lease.holder_uid() == Some(uid) || granted == Some(uid)
+    })
 }
 
 /// The uids of claims without a ticket that came when the queue had its `maxWaiters`.
@@ -103,7 +105,7 @@ fn beyond_the_limit(all: &Claims<'_>) -> HashSet<String> {
     let mut waiting: Vec<_> = all
         .claims
         .iter()
-        .filter(|claim| crate::lease::view::waits(claim) && !had_its_grant(claim, all.lease))
+        .filter(|claim| crate::lease::view::waits(claim) && !had_its_grant(claim, &all.leases))
         .collect();
     waiting.sort_by_key(|claim| (claim.ticket(), claim.name_any()));
     let has_ticket = |claim: &LockClaim| {

@@ -97,13 +97,14 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
 
 /// Sets the gauges that follow from what is known.
 fn measure(shared: &Shared) {
-    let (mut held, mut free, mut stalled, mut waiters) = (0, 0, 0, 0);
+    let (mut held, mut free, mut abandoned, mut stalled, mut waiters) = (0, 0, 0, 0, 0);
     {
         let index = shared.index();
         for (_, lock) in index.locks() {
             let Some(status) = &lock.status else { continue };
             match status.phase {
                 Some(LockPhase::Held) => held += 1,
+                Some(LockPhase::Abandoned) => abandoned += 1,
                 _ => free += 1,
             }
             let conditions = &status.conditions;
@@ -117,6 +118,10 @@ fn measure(shared: &Shared) {
     let metrics = &shared.metrics;
     metrics.locks.get_or_create(&[("phase", "held")]).set(held);
     metrics.locks.get_or_create(&[("phase", "free")]).set(free);
+    metrics
+        .locks
+        .get_or_create(&[("phase", "abandoned")])
+        .set(abandoned);
     metrics.stalled.set(stalled);
     metrics.waiters.set(waiters);
     metrics

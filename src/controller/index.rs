@@ -1,4 +1,5 @@
-//! What this replica knows: locks, claims and Leases, and one [`Keeper`] a slot. Synchronous, no I/O.
+//! What this replica knows: locks, claims and Leases, one [`Keeper`] a slot and one [`Turns`] a lock. Synchronous, no
+//! I/O.
 //!
 //! Every replica feeds it, so that a change of leader postpones no expiry. Whether a state of a Lease came by an
 //! unbroken watch is told here, since an observer may trust only what it saw without a gap: a state that enters a
@@ -12,8 +13,11 @@ use kube::ResourceExt;
 
 use super::news::{News, note_news};
 use super::pods::Pods;
+use crate::api::names::MAX_HOLDERS;
 use crate::api::{DistributedLock, HistoryEntry, LockClaim};
-use crate::engine::{Keeper, LeaseRecord, Moment, Queue, QueueOrder, Seen, WallMicros};
+use crate::engine::{
+    Keeper, LeaseRecord, Moment, OperatorMove, Queue, QueueOrder, Seen, Turns, WallMicros,
+};
 use crate::lease::FoundLease;
 use crate::lease::view::{claim_view, lock_view};
 
@@ -127,9 +131,12 @@ pub struct Index {
     claims: HashMap<Key, BTreeMap<String, Arc<LockClaim>>>,
     /// By namespace and name of the claim: the lock that it names.
     lock_of_claim: HashMap<Key, Key>,
+    /// By Lease.
     slots: HashMap<Key, Slot>,
-    /// By Lease: the locks that name it.
-    named_by: HashMap<Key, BTreeSet<Key>>,
+    /// By Lease: the locks that name it, each for which of its slots.
+    named_by: HashMap<Key, BTreeMap<Key, i32>>,
+    /// By lock.
+    turns: HashMap<Key, Turns>,
     in_view: HashMap<Watch, HashSet<Key>>,
     listing: HashMap<Watch, HashSet<Key>>,
     /// Pods that claims name.
@@ -176,23 +183,62 @@ impl Index {
         self.slots.entry(lease.clone()).or_default()
     }
 
-    /// The waiting claims of a lock, in order.
+    /// The slots of a lock and their Leases, from slot 0: those that may be taken, and those above `maxHolders` that
+    /// status knows, whose Leases are kept.
     #[must_use]
-    pub fn queue(&self, lock: &Key, lease: Option<&LeaseRecord>) -> Queue {
+    pub fn slots_of(&self, lock: &Key) -> Vec<(i32, Key)> {
+        let Some(found) = self.locks.get(lock) else {
+            return vec![];
+        };
+        let lease = |slot| (slot, lock.sibling(&found.slot_lease_name(slot)));
+        slot_numbers(found).map(lease).collect()
+    }
+
+    /// The Leases of a lock's slots, from slot 0, as far as they are there and the lock's own.
+    pub fn leases_of(&self, lock: &Key) -> impl Iterator<Item = &LeaseRecord> {
+        let own = self.slots_of(lock).into_iter().map(|(_, lease)| lease);
+        own.filter(|lease| self.keeper_of(lease) == Some(lock))
+            .filter_map(|lease| self.slots.get(&lease)?.keeper.lease())
+    }
+
+    /// The waiting claims of a lock, in order: those that hold none of its slots.
+    #[must_use]
+    pub fn queue(&self, lock: &Key) -> Queue {
         let views = self
             .claims(lock)
             .filter_map(|claim| claim_view(claim, self.pods.is_dead(claim)));
         let order = self
             .lock(lock)
             .map_or(QueueOrder::Fifo, |lock| lock_view(lock, 0, false).order);
-        Queue::new(views, lease.and_then(LeaseRecord::holder_uid), order)
+        let holders = self.leases_of(lock).filter_map(LeaseRecord::holder_uid);
+        Queue::new(views, holders, order)
+    }
+
+    /// What the leader does about the turn of a lock whose keepers have nothing to do.
+    pub fn decide_turn(&mut self, lock: &Key, now: Moment) -> OperatorMove {
+        let queue = self.queue(lock);
+        let own = self.slots_of(lock).into_iter().map(|(_, lease)| lease);
+        let own: Vec<_> = own
+            .filter(|lease| self.keeper_of(lease) == Some(lock))
+            .collect();
+        let keepers = own
+            .iter()
+            .filter_map(|lease| Some(&self.slots.get(lease)?.keeper));
+        let keepers: Vec<_> = keepers.collect();
+        let turns = self.turns.entry(lock.clone()).or_default();
+        turns.decide(&keepers, &queue, now)
+    }
+
+    /// The machine that says whose turn it is.
+    pub fn turns_mut(&mut self, lock: &Key) -> &mut Turns {
+        self.turns.entry(lock.clone()).or_default()
     }
 
     /// The lock that has the Lease, of all that name it: one that is open already, else the older one.
     #[must_use]
     pub fn keeper_of(&self, lease: &Key) -> Option<&Key> {
         let naming = self.named_by.get(lease)?;
-        naming.iter().min_by_key(|key| {
+        naming.keys().min_by_key(|key| {
             let lock = self.locks.get(*key);
             let opened = lock.is_some_and(|lock| lock.slot_status(0).is_some());
             let made = lock.and_then(|lock| lock.creation_timestamp());
@@ -205,6 +251,9 @@ impl Index {
         for slot in self.slots.values_mut() {
             slot.keeper.begin_to_lead();
             slot.news.clear();
+        }
+        for lock in self.locks.keys() {
+            self.turns.entry(lock.clone()).or_default().begin_to_lead();
         }
     }
 
@@ -289,40 +338,59 @@ impl Index {
             return vec![];
         }
         let changed = known.is_none_or(|known| revision(known) != revision(&lock));
-        let lease = key.sibling(&lock.lease_name());
+        let before = self.slots_of(&key);
         self.locks.insert(key.clone(), Arc::new(lock));
-        self.named_by
-            .entry(lease.clone())
-            .or_default()
-            .insert(key.clone());
-        let mine = self.keeper_of(&lease) == Some(&key);
-        // What a watch tells may be late; only a read shows the lock as it was at a known moment.
-        match source {
-            Source::Read if mine => self.tell_keeper(&lease, now),
-            _ if changed => self.tell_keeper(&lease, Moment::ZERO),
-            _ => {}
+        let named = self.slots_of(&key);
+        for (_, lease) in before.iter().filter(|slot| !named.contains(slot)) {
+            self.unname(lease, &key);
         }
-        let others = self.named_by.get(&lease).into_iter().flatten().cloned();
-        if changed { others.collect() } else { vec![] }
+        let mut concerned = BTreeSet::new();
+        for (slot, lease) in named {
+            let naming = self.named_by.entry(lease.clone()).or_default();
+            naming.insert(key.clone(), slot);
+            concerned.extend(naming.keys().cloned());
+            let mine = self.keeper_of(&lease) == Some(&key);
+            // What a watch tells may be late; only a read shows the lock as it was at a known moment.
+            match source {
+                Source::Read if mine => self.tell_keeper(&lease, now),
+                _ if changed => self.tell_keeper(&lease, Moment::ZERO),
+                _ => {}
+            }
+        }
+        if changed {
+            concerned.into_iter().collect()
+        } else {
+            vec![]
+        }
     }
 
     /// There is no such lock.
     pub fn lock_gone(&mut self, key: &Key) -> Vec<Key> {
-        let Some(lock) = self.locks.remove(key) else {
+        let named = self.slots_of(key);
+        if self.locks.remove(key).is_none() {
             return vec![];
-        };
-        let lease = key.sibling(&lock.lease_name());
-        let mut concerned = vec![key.clone()];
-        if let Some(naming) = self.named_by.get_mut(&lease) {
-            naming.remove(key);
-            concerned.extend(naming.iter().cloned());
+        }
+        self.turns.remove(key);
+        let mut concerned = BTreeSet::from([key.clone()]);
+        for (_, lease) in named {
+            concerned.extend(self.unname(&lease, key));
+            self.tell_keeper(&lease, Moment::ZERO);
+        }
+        concerned.into_iter().collect()
+    }
+
+    /// The lock names the Lease no more; says which others do.
+    fn unname(&mut self, lease: &Key, lock: &Key) -> Vec<Key> {
+        let mut others = vec![];
+        if let Some(naming) = self.named_by.get_mut(lease) {
+            naming.remove(lock);
+            others.extend(naming.keys().cloned());
             if naming.is_empty() {
-                self.named_by.remove(&lease);
+                self.named_by.remove(lease);
             }
         }
-        self.tell_keeper(&lease, Moment::ZERO);
-        self.forget_unused(&lease);
-        concerned
+        self.forget_unused(lease);
+        others
     }
 
     /// A call was answered by "no such lock" when `uid` was meant; another of its name may be known by now.
@@ -403,7 +471,7 @@ impl Index {
             .named_by
             .get(key)
             .into_iter()
-            .flatten()
+            .flat_map(BTreeMap::keys)
             .cloned()
             .collect();
         let slot = self.slots.entry(key.clone()).or_default();
@@ -414,6 +482,7 @@ impl Index {
             return vec![];
         }
         let before = slot.keeper.lease().cloned();
+        let lost = slot.keeper.lost_at().is_some_and(|at| at <= now);
         let record = found.as_ref().map(|found| found.record.clone());
         slot.keeper.lease_seen(record, seen, now);
         slot.heard = now;
@@ -424,10 +493,12 @@ impl Index {
             // An older state, passed over by the keeper.
             _ => return vec![],
         }
-        let renewed = before
-            .as_ref()
-            .zip(after)
-            .is_some_and(|(before, after)| is_renewal(before, after));
+        // One that was given up comes back by a renewal: that is news.
+        let renewed = !lost
+            && before
+                .as_ref()
+                .zip(after)
+                .is_some_and(|(before, after)| is_renewal(before, after));
         let after = after.cloned();
         note_news(slot, before.as_ref(), after.as_ref(), wall);
         if after.is_none() {
@@ -458,16 +529,14 @@ impl Index {
     }
 
     fn tell_keeper(&mut self, lease: &Key, read: Moment) {
-        let Some(lock) = self
-            .keeper_of(lease)
-            .and_then(|key| self.locks.get(key))
-            .cloned()
-        else {
+        let Some(key) = self.keeper_of(lease) else {
             return;
         };
-        self.slot_mut(lease)
-            .keeper
-            .lock_read(lock_view(&lock, 0, false), read);
+        let (Some(lock), Some(slot)) = (self.locks.get(key), self.named_by[lease].get(key)) else {
+            return;
+        };
+        let view = lock_view(lock, *slot, false);
+        self.slot_mut(lease).keeper.lock_read(view, read);
     }
 
     fn forget_unused(&mut self, lease: &Key) {
@@ -490,6 +559,20 @@ impl Index {
             }
         }
     }
+}
+
+/// The slots that a lock names: one whose Lease is another client's has but one.
+fn slot_numbers(lock: &DistributedLock) -> impl Iterator<Item = i32> {
+    let offered = lock.spec.effective_max_holders();
+    let adopts = lock.spec.lease_name.is_some();
+    let known = lock.status.iter().flat_map(|status| &status.slots);
+    let known = known.map(|entry| entry.slot + 1).max().unwrap_or(0);
+    let end = if adopts {
+        1
+    } else {
+        offered.max(known).min(MAX_HOLDERS)
+    };
+    0..end
 }
 
 /// Whether nothing changed but the time of renewal.

@@ -34,6 +34,8 @@ pub struct Metrics {
     pub grants: Counter,
     /// Grants seen to end, by reason.
     pub ends: Family<[Label; 1], Counter>,
+    /// Times that a lock was seen abandoned.
+    pub abandoned: Counter,
     /// Guarded writes of Leases, by purpose and result.
     pub lease_writes: Family<[Label; 2], Counter>,
     /// Writes of status, by kind and result.
@@ -68,6 +70,7 @@ impl Default for Metrics {
             permissions_missing: Gauge::default(),
             grants: Counter::<u64, AtomicU64>::default(),
             ends: Family::default(),
+            abandoned: Counter::default(),
             lease_writes: Family::default(),
             status_writes: Family::default(),
             claims_collected: Counter::default(),
@@ -97,6 +100,7 @@ impl Metrics {
             permissions_missing,
             grants,
             ends,
+            abandoned,
             lease_writes,
             status_writes,
             claims_collected,
@@ -127,6 +131,11 @@ impl Metrics {
             "grants_ended",
             "grants seen to end by the leader, by reason",
             ends.clone(),
+        );
+        registry.register(
+            "locks_abandoned",
+            "times that a lock was seen abandoned: its holder was lost, and onHolderLost is Hold",
+            abandoned.clone(),
         );
         registry.register(
             "lease_writes",

@@ -1,9 +1,9 @@
-//! One look at one lock: ask its keeper what to do, do it, tell the keeper, until there is nothing left to do; then
-//! mirror, then see to the claims.
+//! One look at one lock: ask the keepers of its slots what to do, then the queue, do it, tell them, until there is
+//! nothing left to do; then mirror, then see to the claims. A trouble of one slot does not stop the others.
 //!
 //! Deciding is pure and synchronous (the index is locked for it), doing is asynchronous (nothing is locked).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,10 +19,12 @@ use super::status::Trouble;
 use crate::api::DistributedLock;
 use crate::engine::{ClaimRef, LeaseRecord, Moment, OperatorMove, OperatorWrite, Seen, SpecRecord};
 use crate::lease::view::waits;
-use crate::lease::{FoundLease, NewLease, Put};
+use crate::lease::{FoundLease, NewLease, Put, StoreError};
 
-/// The most moves of one look. A look takes a handful; whoever comes here has met somebody who writes as fast.
-const MOVES: usize = 16;
+/// The most rounds of one look. A look takes a handful; whoever comes here has met somebody who writes as fast.
+const ROUNDS: usize = 16;
+/// Among the failures of a look, by slot: that of a move of the queue.
+const THE_QUEUE: i32 = -1;
 /// The most writes about claims in one look: the lock itself must not wait behind thousands of new claims.
 const CLAIM_WRITES: usize = 32;
 /// How long a claimant has to delete the claim of a grant that it got, before the operator does.
@@ -41,6 +43,33 @@ pub struct Reconciler {
     /// The Lease of its own election, which no lock may share.
     pub election: Key,
     memory: Mutex<HashMap<Key, Memory>>,
+}
+
+/// Which slots can't work, and why.
+pub(super) type Troubles = BTreeMap<i32, Trouble>;
+
+/// What one look has found so far.
+#[derive(Debug, Default)]
+struct Look {
+    troubles: Troubles,
+    /// What the server refused, by slot: the others go on, and all is tried again by the next look.
+    failed: BTreeMap<i32, WriteError>,
+}
+
+impl Look {
+    /// A server that can't be reached, or a lead that is over, ends the look; a refusal only that of the slot.
+    fn note(&mut self, slot: i32, done: Result<(), WriteError>) -> Result<(), WriteError> {
+        match done {
+            Err(
+                error
+                @ WriteError::Store(StoreError::Forbidden { .. } | StoreError::Refused { .. }),
+            ) => {
+                self.failed.insert(slot, error);
+                Ok(())
+            }
+            done => done,
+        }
+    }
 }
 
 /// What is remembered of a lock between looks.
@@ -75,56 +104,22 @@ impl Reconciler {
     pub async fn reconcile(&self, key: &Key) -> Result<Option<Moment>, WriteError> {
         let Some(lock) = self.shared.index().lock(key).cloned() else {
             self.memory().remove(key);
-            return self.tend_claims(key, None, None).await;
+            return self.tend_claims(key, None).await;
         };
         if lock.metadata.deletion_timestamp.is_some() {
             return Ok(None);
         }
-        let lease = Key::new(&key.namespace, &lock.lease_name());
-        if let Some(trouble) = self.trouble(key, &lease) {
-            let again = self.mirror(key, &lease, Some(trouble)).await?;
-            let claims = self.tend_claims(key, Some(&lock), None).await?;
-            return Ok(earliest([again, claims, Some(self.beat(&lock))]));
-        }
-        self.read_on_slow_beat(&lock, &lease).await?;
+        self.read_on_slow_beat(key, &lock).await?;
         let pods = self.read_pods(key).await?;
-        for _ in 0..MOVES {
-            let (todo, found) = self.decide(key, &lease);
-            match todo {
-                OperatorMove::Wait { until, stalled } => {
-                    let again = self
-                        .mirror(key, &lease, stalled.map(Trouble::Unavailable))
-                        .await?;
-                    let record = found.as_ref().map(|found| &found.record);
-                    let claims = self.tend_claims(key, Some(&lock), record).await?;
-                    return Ok(earliest([
-                        again,
-                        claims,
-                        pods,
-                        until,
-                        Some(self.beat(&lock)),
-                    ]));
-                }
-                OperatorMove::Create(spec) => self.create(&lock, &lease, &spec).await?,
-                OperatorMove::Open => self.open(key, &lease).await?,
-                OperatorMove::ReadLock => self.read_lock(key).await?,
-                OperatorMove::ReadClaim(claim) => self.read_claim(key, &lease, &claim).await?,
-                OperatorMove::Write {
-                    what,
-                    record,
-                    then_delete,
-                } => {
-                    let Some(found) = found else {
-                        self.read_lease(&lease).await?;
-                        continue;
-                    };
-                    if self.write(&lease, &found, &record, what).await?
-                        && let Some(claim) = then_delete
-                    {
-                        let key = Key::new(&key.namespace, &claim.name);
-                        self.writer.delete_claim(&key, &claim.uid).await?;
-                    }
-                }
+        let mut look = Look::default();
+        for _ in 0..ROUNDS {
+            if let Some(until) = self.round(key, &mut look).await? {
+                let again = self.mirror(key, &look.troubles).await?;
+                let claims = self.tend_claims(key, Some(&lock)).await?;
+                return match look.failed.into_values().next() {
+                    Some(error) => Err(error),
+                    None => Ok(earliest([until, again, claims, pods, self.beat(key, &lock)])),
+                };
             }
             if self.shared.index().lock(key).is_none() {
                 return Ok(Some(self.shared.now()));
@@ -132,6 +127,70 @@ impl Reconciler {
         }
         tracing::warn!(%key, "the lock changes as fast as it is looked at, looks again in a second");
         Ok(Some(self.shared.now() + Duration::from_secs(1)))
+    }
+
+    /// One move of each slot that has one to make, else of the queue. Once nothing is left to do: when time alone
+    /// changes that.
+    #[expect(
+        clippy::option_option,
+        reason = "something was done; never again; at that moment"
+    )]
+    async fn round(
+        &self,
+        key: &Key,
+        look: &mut Look,
+    ) -> Result<Option<Option<Moment>>, WriteError> {
+        let (mut moved, mut to_open, mut until) = (false, vec![], None);
+        look.troubles.clear();
+        let slots = self.shared.index().slots_of(key);
+        for (slot, lease) in slots {
+            if let Some(trouble) = self.trouble(key, &lease) {
+                look.troubles.insert(slot, trouble);
+                continue;
+            }
+            if look.failed.contains_key(&slot) {
+                continue;
+            }
+            let (todo, found) = self.decide(&lease);
+            match todo {
+                OperatorMove::Open => to_open.push((slot, lease)),
+                OperatorMove::Wait { until: at, stalled } => {
+                    until = earliest([until, at]);
+                    look.troubles
+                        .extend(stalled.map(|why| (slot, Trouble::Unavailable(why))));
+                }
+                todo => {
+                    moved = true;
+                    let done = self.make_move(key, &lease, todo, found).await;
+                    look.note(slot, done)?;
+                }
+            }
+        }
+        if !to_open.is_empty() {
+            self.open(key, &to_open).await?;
+        } else if !moved {
+            let todo = {
+                let now = self.shared.now();
+                self.shared.index().decide_turn(key, now)
+            };
+            if let OperatorMove::Wait { until: at, .. } = todo {
+                return Ok(Some(earliest([until, at])));
+            }
+            if look.failed.contains_key(&THE_QUEUE) {
+                return Ok(Some(until));
+            }
+            let Some((_, lease)) = self.shared.index().slots_of(key).into_iter().next() else {
+                return Ok(None);
+            };
+            let found = self
+                .shared
+                .index()
+                .slot(&lease)
+                .and_then(|slot| slot.found.clone());
+            let done = self.make_move(key, &lease, todo, found).await;
+            look.note(THE_QUEUE, done)?;
+        }
+        Ok(None)
     }
 
     /// Why the lock may not even look at the Lease that it names.
@@ -144,31 +203,56 @@ impl Reconciler {
         Some(Trouble::TakenBy(keeper.name.clone()))
     }
 
-    fn decide(&self, key: &Key, lease: &Key) -> (OperatorMove, Option<FoundLease>) {
+    fn decide(&self, lease: &Key) -> (OperatorMove, Option<FoundLease>) {
         let (now, wall) = (self.shared.now(), self.shared.wall());
         let mut index = self.shared.index();
-        let record = index
-            .slot(lease)
-            .and_then(|slot| slot.keeper.lease())
-            .cloned();
-        let queue = index.queue(key, record.as_ref());
         let slot = index.slot_mut(lease);
-        let todo = slot.keeper.decide(&queue, &self.identity, now, wall);
+        let todo = slot.keeper.decide(&self.identity, now, wall);
         (todo, slot.found.clone())
     }
 
-    async fn create(
+    async fn make_move(
         &self,
-        lock: &DistributedLock,
+        key: &Key,
         lease: &Key,
-        spec: &SpecRecord,
+        todo: OperatorMove,
+        found: Option<FoundLease>,
     ) -> Result<(), WriteError> {
+        match todo {
+            // Done for all slots at once, and for none.
+            OperatorMove::Open | OperatorMove::Wait { .. } => Ok(()),
+            OperatorMove::Create(spec) => self.create(key, lease, &spec).await,
+            OperatorMove::ReadLock => self.read_lock(key).await,
+            OperatorMove::ReadClaim(claim) => self.read_claim(key, &claim).await,
+            OperatorMove::Write {
+                what,
+                record,
+                then_delete,
+            } => {
+                let Some(found) = found else {
+                    return self.read_lease(lease).await;
+                };
+                if self.write(lease, &found, &record, what).await?
+                    && let Some(claim) = then_delete
+                {
+                    let key = Key::new(&key.namespace, &claim.name);
+                    self.writer.delete_claim(&key, &claim.uid).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn create(&self, key: &Key, lease: &Key, spec: &SpecRecord) -> Result<(), WriteError> {
+        let Some(lock) = self.shared.index().lock(key).cloned() else {
+            return Ok(());
+        };
         let name = lock.name_any();
         let adopts = lock.spec.lease_name.is_some();
         let new = NewLease {
             name: &lease.name,
             lock: (!adopts).then_some(name.as_str()),
-            owner: (!adopts).then(|| owner(lock)),
+            owner: (!adopts).then(|| owner(&lock)),
             shared_with: adopts.then_some(name.as_str()),
             spec,
         };
@@ -181,20 +265,24 @@ impl Reconciler {
         }
     }
 
-    /// Adds the slot's first entry. Only if this very write added it may the Lease read before be freed.
-    async fn open(&self, key: &Key, lease: &Key) -> Result<(), WriteError> {
+    /// Adds the first entries of slots, all by one write. Only of those that this very write added may the Leases read
+    /// before be freed.
+    async fn open(&self, key: &Key, to_open: &[(i32, Key)]) -> Result<(), WriteError> {
         let Some(mut lock) = self.shared.index().lock(key).map(|lock| (**lock).clone()) else {
             return Ok(());
         };
-        let is_new = lock.slot_status(0).is_none();
-        lock.status = Some(self.sight(key, lease, &lock, None, true));
+        let is_new = |slot: &&(i32, Key)| lock.slot_status(slot.0).is_none();
+        let new: Vec<_> = to_open.iter().filter(is_new).collect();
+        let open: Vec<_> = to_open.iter().map(|(slot, _)| *slot).collect();
+        lock.status = Some(self.sight(key, &lock, &Troubles::new(), &open));
         let before = self.shared.now();
         match self.writer.put_lock_status(&lock).await? {
             Written::Applied(written) => {
-                let added = written.slot_status(0).is_some();
                 let mut index = self.shared.index();
+                let added = |slot: &i32| written.slot_status(*slot).is_some();
+                let added: Vec<_> = new.iter().filter(|(slot, _)| added(slot)).collect();
                 index.lock_seen(*written, Source::Read, before);
-                if is_new && added {
+                for (_, lease) in added {
                     index.slot_mut(lease).keeper.opened();
                 }
                 drop(index);
@@ -276,16 +364,12 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn read_claim(&self, key: &Key, lease: &Key, claim: &ClaimRef) -> Result<(), WriteError> {
+    async fn read_claim(&self, key: &Key, claim: &ClaimRef) -> Result<(), WriteError> {
         let name = Key::new(&key.namespace, &claim.name);
         let found = self.writer.get_claim(&name).await?;
         let found = found.filter(|found| found.metadata.uid.as_deref() == Some(&claim.uid));
         let counts = found.as_ref().is_some_and(waits);
-        self.shared
-            .index()
-            .slot_mut(lease)
-            .keeper
-            .claim_read(claim, counts);
+        self.shared.index().turns_mut(key).claim_read(claim, counts);
         Ok(())
     }
 
@@ -295,55 +379,61 @@ impl Reconciler {
             .lease_seen(lease, found, seen, self.shared.now(), self.shared.wall());
     }
 
-    /// What a watch should have told is read all the same.
-    async fn read_on_slow_beat(
-        &self,
-        lock: &DistributedLock,
-        lease: &Key,
-    ) -> Result<(), WriteError> {
-        let heard = self
-            .shared
-            .index()
-            .slot(lease)
-            .map_or(Moment::ZERO, |slot| slot.heard);
-        if heard.is_zero() || self.shared.now() < heard + self.beat_length(lock, lease) {
-            return Ok(());
+    /// What a watch should have told is read all the same, of every slot.
+    async fn read_on_slow_beat(&self, key: &Key, lock: &DistributedLock) -> Result<(), WriteError> {
+        let beat = self.beat_length(key, lock);
+        let slots = self.shared.index().slots_of(key);
+        for (_, lease) in slots {
+            let heard = self.heard(&lease);
+            if heard.is_some_and(|heard| self.shared.now() >= heard + beat) {
+                self.read_lease(&lease).await?;
+            }
         }
-        self.read_lease(lease).await
+        Ok(())
     }
 
     /// The slow beat: T within 5 to 30 s; ten times that while nobody holds the lock or waits for it.
-    fn beat_length(&self, lock: &DistributedLock, lease: &Key) -> Duration {
+    fn beat_length(&self, key: &Key, lock: &DistributedLock) -> Duration {
         let beat = lock
             .spec
             .effective_lease_duration()
             .clamp(Duration::from_secs(5), Duration::from_secs(30));
         let index = self.shared.index();
-        let free = index
-            .slot(lease)
-            .and_then(|slot| slot.keeper.lease())
-            .is_some_and(LeaseRecord::is_free);
-        let waited_for = index.claims(&Key::of(lock)).next().is_some();
+        let mut leases = index.slots_of(key).into_iter().map(|(_, lease)| lease);
+        let free = leases.all(|lease| {
+            let known = index.slot(&lease).and_then(|slot| slot.keeper.lease());
+            known.is_some_and(LeaseRecord::is_free)
+        });
+        let waited_for = index.claims(key).next().is_some();
         if free && !waited_for { beat * 10 } else { beat }
     }
 
-    fn beat(&self, lock: &DistributedLock) -> Moment {
-        let lease = Key::new(&lock.namespace().unwrap_or_default(), &lock.lease_name());
-        let beat = self.beat_length(lock, &lease);
-        let heard = self
-            .shared
-            .index()
-            .slot(&lease)
-            .map_or(Moment::ZERO, |slot| slot.heard);
+    fn beat(&self, key: &Key, lock: &DistributedLock) -> Option<Moment> {
+        let beat = self.beat_length(key, lock);
+        let slots = self.shared.index().slots_of(key);
+        let oldest = slots
+            .iter()
+            .filter_map(|(_, lease)| self.heard(lease))
+            .min();
         let jitter = beat.mul_f64(0.1 * rand::random::<f64>());
-        heard.max(self.shared.now().saturating_sub(beat)) + beat + jitter
+        let now = self.shared.now();
+        let from = oldest.unwrap_or(now).max(now.saturating_sub(beat));
+        Some(from + beat + jitter)
+    }
+
+    /// When the Lease was last heard of, if ever.
+    fn heard(&self, lease: &Key) -> Option<Moment> {
+        let index = self.shared.index();
+        index
+            .slot(lease)
+            .map(|slot| slot.heard)
+            .filter(|heard| !heard.is_zero())
     }
 
     async fn tend_claims(
         &self,
         key: &Key,
         lock: Option<&DistributedLock>,
-        lease: Option<&LeaseRecord>,
     ) -> Result<Option<Moment>, WriteError> {
         let claims: Vec<_> = self.shared.index().claims(key).cloned().collect();
         if claims.is_empty() {
@@ -363,7 +453,7 @@ impl Reconciler {
             claims,
             lock,
             lock_name: &key.name,
-            lease,
+            leases: self.shared.index().leases_of(key).cloned().collect(),
             wall: self.shared.wall(),
         });
         let now = self.shared.now();

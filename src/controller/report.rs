@@ -3,51 +3,66 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
 use super::apply::{WriteError, Written};
 use super::events::Told;
 use super::index::{Key, Source};
 use super::news::News;
-use super::reconcile::Reconciler;
-use super::status::{self, Sight, Trouble, short};
+use super::reconcile::{Reconciler, Troubles};
+use super::status::{self, Sight, SlotSight, Trouble, short};
 use crate::api::{
-    DistributedLock, DistributedLockStatus, EndReason, FencingToken, is_condition_true, names,
+    DistributedLock, DistributedLockStatus, EndReason, FencingToken, HistoryEntry,
+    is_condition_true, names,
 };
-use crate::engine::{Moment, Unavailable};
+use crate::engine::{Loss, Moment, Unavailable};
 use crate::lease::view::lock_view;
 
 /// How often who waits is written at most.
 const WAITERS_PAUSE: Duration = Duration::from_secs(1);
 
 impl Reconciler {
-    /// The status that shows what is known.
+    /// The status that shows what is known, with first entries for the slots in `open`.
     pub(super) fn sight(
         &self,
         key: &Key,
-        lease: &Key,
         lock: &DistributedLock,
-        trouble: Option<Trouble>,
-        open: bool,
+        troubles: &Troubles,
+        open: &[i32],
     ) -> DistributedLockStatus {
+        let now = self.shared.now();
         let index = self.shared.index();
-        let nothing = VecDeque::new();
-        // A Lease that is another's is none of this lock's business.
-        let foreign = matches!(trouble, Some(Trouble::TakenBy(_) | Trouble::Election));
-        let slot = index.slot(lease).filter(|_| !foreign);
-        let record = slot.and_then(|slot| slot.keeper.lease());
-        let not_ours = matches!(
-            trouble,
-            Some(Trouble::Unavailable(
-                Unavailable::NotOurs | Unavailable::OtherLock
-            ))
-        );
-        let queue = index.queue(key, record);
+        let slots = index.slots_of(key).into_iter().map(|(number, lease)| {
+            let trouble = troubles.get(&number).cloned();
+            // A Lease that is another's is none of this lock's business.
+            let foreign = matches!(trouble, Some(Trouble::TakenBy(_) | Trouble::Election));
+            let slot = index.slot(&lease).filter(|_| !foreign);
+            let not_ours = matches!(
+                trouble,
+                Some(Trouble::Unavailable(
+                    Unavailable::NotOurs | Unavailable::OtherLock
+                ))
+            );
+            let keeper = slot.filter(|_| !not_ours).map(|slot| &slot.keeper);
+            let ends = slot.into_iter().flat_map(|slot| &slot.ends);
+            let ends = ends.map(|end| HistoryEntry {
+                slot: number,
+                ..end.clone()
+            });
+            SlotSight {
+                view: lock_view(lock, number, false),
+                lease: keeper.and_then(|keeper| keeper.lease()),
+                trouble,
+                open: open.contains(&number),
+                loss: keeper.map_or(Loss::None, |keeper| keeper.loss(now)),
+                ends: ends.collect(),
+            }
+        });
+        let slots = slots.collect();
+        let queue = index.queue(key);
         status::mirror(&Sight {
             lock,
-            view: &lock_view(lock, 0, false),
-            lease: record.filter(|_| !not_ours),
-            trouble,
-            open,
-            ends: slot.map_or(&nothing, |slot| &slot.ends),
+            slots,
             queue: &queue,
             wall: self.shared.wall(),
         })
@@ -57,22 +72,16 @@ impl Reconciler {
     pub(super) async fn mirror(
         &self,
         key: &Key,
-        lease: &Key,
-        trouble: Option<Trouble>,
+        troubles: &Troubles,
     ) -> Result<Option<Moment>, WriteError> {
         let Some(lock) = self.shared.index().lock(key).cloned() else {
             return Ok(None);
         };
-        self.tell_news(&lock, lease);
-        let ends = self
-            .shared
-            .index()
-            .slot(lease)
-            .map_or(0, |slot| slot.ends.len());
-        let status = self.sight(key, lease, &lock, trouble, false);
+        let told = self.tell_news(key, &lock);
+        let status = self.sight(key, &lock, troubles, &[]);
         let before = lock.status.clone().unwrap_or_default();
         if status == before {
-            self.drop_ends(lease, ends);
+            self.drop_ends(&told);
             return Ok(None);
         }
         let now = self.shared.now();
@@ -84,7 +93,7 @@ impl Reconciler {
         written.status = Some(status);
         match self.writer.put_lock_status(&written).await? {
             Written::Applied(applied) => {
-                self.drop_ends(lease, ends);
+                self.drop_ends(&told);
                 self.remember(key, |memory| memory.status_written = now);
                 self.tell_changes(&lock, &applied);
                 self.shared.index().lock_seen(*applied, Source::Read, now);
@@ -102,22 +111,41 @@ impl Reconciler {
         }
     }
 
-    fn drop_ends(&self, lease: &Key, told: usize) {
+    fn drop_ends(&self, told: &[(Key, usize)]) {
         let mut index = self.shared.index();
-        if index.slot(lease).is_some() {
-            let ends = &mut index.slot_mut(lease).ends;
-            ends.drain(..told.min(ends.len()));
+        for (lease, told) in told {
+            if index.slot(lease).is_some() {
+                let ends = &mut index.slot_mut(lease).ends;
+                ends.drain(..(*told).min(ends.len()));
+            }
         }
     }
 
-    /// Events and counts of what was seen.
-    fn tell_news(&self, lock: &DistributedLock, lease: &Key) {
-        let news = {
-            let mut index = self.shared.index();
-            if index.slot(lease).is_none() {
-                return;
-            }
-            std::mem::take(&mut index.slot_mut(lease).news)
+    /// Events and counts of what was seen; says how many ends of each slot there were to tell.
+    fn tell_news(&self, key: &Key, lock: &DistributedLock) -> Vec<(Key, usize)> {
+        let mut told = vec![];
+        let slots = self.shared.index().slots_of(key);
+        for (number, lease) in slots {
+            let news = {
+                let mut index = self.shared.index();
+                // Of a Lease that another lock keeps, that one tells.
+                if index.slot(&lease).is_none() || index.keeper_of(&lease) != Some(key) {
+                    continue;
+                }
+                let slot = index.slot_mut(&lease);
+                told.push((lease.clone(), slot.ends.len()));
+                std::mem::take(&mut slot.news)
+            };
+            self.tell_news_of(lock, number, &lease, news);
+        }
+        told
+    }
+
+    fn tell_news_of(&self, lock: &DistributedLock, number: i32, lease: &Key, news: VecDeque<News>) {
+        let what = if number == 0 && lock.spec.effective_max_holders() == 1 {
+            "the lock".to_owned()
+        } else {
+            format!("slot {number} of the lock")
         };
         for piece in news {
             let told = match piece {
@@ -127,7 +155,7 @@ impl Reconciler {
                         reason: "Granted",
                         warning: false,
                         action: "Grant",
-                        note: format!("{} holds the lock{}", short(&holder), with_token(token)),
+                        note: format!("{} holds {what}{}", short(&holder), with_token(token)),
                     }
                 }
                 News::Ended(entry, why) => {
@@ -145,7 +173,7 @@ impl Reconciler {
                         warning: true,
                         action: "End",
                         note: format!(
-                            "the grant of {}{} ended{}",
+                            "the grant of {what} to {}{} ended{}",
                             short(&entry.holder_identity),
                             with_token(entry.fencing_token),
                             why.map_or_else(String::new, |why| format!(": {why}"))
@@ -166,11 +194,27 @@ impl Reconciler {
         }
     }
 
-    /// Events of conditions that became true.
+    /// Events of conditions that became true, and of holders that were lost.
     fn tell_changes(&self, before: &DistributedLock, after: &DistributedLock) {
         let conditions =
             |lock: &DistributedLock| lock.status.clone().unwrap_or_default().conditions;
         let (before, now) = (conditions(before), conditions(after));
+        let lost = |conditions: &[Condition]| {
+            crate::api::find_condition(conditions, names::CONDITION_HELD)
+                .filter(|held| held.reason == names::REASON_ABANDONED)
+                .map(|held| held.message.clone())
+        };
+        // The message names the lost, so another one changes it.
+        if let Some(note) = lost(&now).filter(|note| lost(&before).as_ref() != Some(note)) {
+            self.writer.metrics.abandoned.inc();
+            let told = Told {
+                reason: names::REASON_ABANDONED,
+                warning: true,
+                action: "Abandon",
+                note,
+            };
+            self.events.tell(after, &told);
+        }
         for (type_, action) in [
             (names::CONDITION_STALLED, "Stall"),
             (names::CONDITION_TOKEN_AHEAD, "Compare"),

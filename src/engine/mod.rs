@@ -12,7 +12,7 @@
 //! * [`change`]: the records that may be written: take, renew, release, end, name, stamp (R1, R2, R9).
 //! * [`claimant`]: what somebody who wants the lock does next; [`moves`]: what it asks of its shell.
 //! * [`holder`]: what somebody who has it may still believe (R4).
-//! * [`operator`]: what the operator does next.
+//! * [`operator`]: what the operator does next for one slot; [`turns`]: for the one queue of all slots.
 //!
 //! Invariants: a token never falls and changes only with a grant; whoever may take may do so only by replacing the
 //! record that it read; no wall clock of another machine is compared.
@@ -26,12 +26,13 @@ pub mod queue;
 pub mod record;
 pub mod standing;
 pub mod token;
+pub mod turns;
 
 pub use change::{NextChange, Requester, Take, TakeRefused};
 pub use claimant::Claimant;
 pub use holder::{Held, LossReason, Terms, TermsError, hold_end};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
-pub use operator::{Keeper, OperatorMove, OperatorWrite};
+pub use operator::{Keeper, Loss, OperatorMove, OperatorWrite};
 pub use queue::{ClaimView, Queue, QueueOrder};
 pub use record::{
     ClaimRef, EndKind, Ended, Grant, GrantId, GrantNote, Hold, LeaseRecord, PodRef, SpecRecord,
@@ -40,6 +41,7 @@ pub use standing::{
     LockView, Observation, OnHolderLost, Seen, SlotView, Standing, Unavailable, missing_floor,
 };
 pub use token::TokenChoice;
+pub use turns::Turns;
 
 /// A moment on a clock of the writer's own that never goes back, counted from any fixed start.
 ///

@@ -1,17 +1,22 @@
 //! What the operator does for one slot of a lock: it makes the Lease, opens it, ends silent holders, revokes, stamps
-//! foreign holders, repairs `next`. It grants nothing to Heartbeat claims: takers take.
+//! foreign holders. Whose turn it is concerns all slots: see [`turns`](super::turns). It grants nothing to Heartbeat
+//! claims: takers take.
 //!
 //! A [`Keeper`] is fed by every replica, leader or not, so that a change of leader postpones no expiry; only the
 //! leader asks it what to do.
 
+use std::time::Duration;
+
 use super::change;
-use super::claimant::PASS_OVER_AFTER;
-use super::queue::Queue;
-use super::record::{ClaimRef, EndKind, Hold, LeaseRecord, SpecRecord};
-use super::standing::{LockView, Observation, Seen, Standing, Unavailable, availability, standing};
+use super::record::{ClaimRef, EndKind, GrantId, Hold, LeaseRecord, SpecRecord};
+use super::standing::{
+    LockView, Observation, OnHolderLost, Seen, Standing, Unavailable, availability, lost_at,
+    standing, stored_duration,
+};
 use super::{Moment, WallMicros};
 
-/// What the operator's shell is to do for a slot, then to tell the keeper about, then to ask again.
+/// What the operator's shell is to do, then to tell the machine about that asked for it ([`Keeper`], or
+/// [`Turns`](super::Turns)), then to ask again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OperatorMove {
     /// Create the Lease with this spec; answer with [`Keeper::lease_seen`].
@@ -21,7 +26,7 @@ pub enum OperatorMove {
     Open,
     /// Read the lock from the server; answer with [`Keeper::lock_read`].
     ReadLock,
-    /// Read this claim from the server; answer with [`Keeper::claim_read`].
+    /// Read this claim from the server; answer with [`Turns::claim_read`](super::Turns::claim_read).
     ReadClaim(ClaimRef),
     /// Send this guarded write; answer with [`Keeper::written`], or read the Lease again.
     Write {
@@ -48,7 +53,7 @@ pub enum OperatorWrite {
     Free,
     /// Ends a silent holder.
     Expire,
-    /// Ends a holder whose token is below the floor.
+    /// Ends a holder whose token is below the floor, or that holds longer than `maxHoldSeconds`.
     Revoke,
     /// Gives a foreign holder its token.
     Stamp,
@@ -56,6 +61,18 @@ pub enum OperatorWrite {
     Name,
     /// Says whose turn it is, over a claim that did not take its own.
     PassOver,
+}
+
+/// Whether a holder counts as lost, where `onHolderLost: Hold` keeps the slot locked after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// It does not: it gave signs of life, or nothing of the kind is asked of the slot.
+    #[default]
+    None,
+    /// It was seen silent for so long that it would have been ended under Release.
+    Lost,
+    /// This replica has not looked on for long enough to say, and has seen no sign of life yet.
+    Unsure,
 }
 
 /// What one operator replica knows of one slot.
@@ -71,17 +88,17 @@ pub struct Keeper {
     opening: Option<(String, u64)>,
     /// The same, once this replica's own write added that entry.
     opened: Option<(String, u64)>,
-    next_counts: Option<(ClaimRef, bool)>,
-    takeable: Option<(Moment, Option<ClaimRef>)>,
-    /// Whether it has not yet put the first claim first since it began to lead.
-    begins_to_lead: bool,
+    /// Since when the leader has seen a take of the slot possible.
+    takeable: Option<Moment>,
+    /// Since when this replica has itself seen the present grant; only where the lock limits how long one may last.
+    held: Option<(GrantId, Moment)>,
+    /// Whether the holder has given a sign of life that this replica saw; only under Hold.
+    lives: bool,
 }
 
 impl Keeper {
-    /// From now on this replica leads: it names the first claim, so that those passed over while nobody led get
-    /// their place back.
+    /// From now on this replica leads: what it began to open in an earlier term was perhaps opened by another.
     pub fn begin_to_lead(&mut self) {
-        self.begins_to_lead = true;
         self.opening = None;
         self.opened = None;
     }
@@ -105,6 +122,8 @@ impl Keeper {
             .remembered
             .max(lock.slot.as_ref().map_or(0, |slot| slot.token));
         self.lock = Some((lock, now));
+        // The Lease was last seen to change at that moment: the grant was there then.
+        self.note_hold(self.changed);
     }
 
     /// The Lease was seen; `None` if there is none.
@@ -131,13 +150,26 @@ impl Keeper {
         if !same {
             // Whatever was takeable was taken, or held, in between.
             self.takeable = None;
+            self.lives = self.lease.is_some() && self.holds_after_loss();
         }
         self.lease = lease;
+        self.note_hold(now);
     }
 
-    /// The claim that [`OperatorMove::ReadClaim`] named was read: `counts` if it exists with that uid, unfinished.
-    pub fn claim_read(&mut self, claim: &ClaimRef, counts: bool) {
-        self.next_counts = Some((claim.clone(), counts));
+    /// Renewals, and edits of annotations, change nothing here.
+    fn note_hold(&mut self, now: Moment) {
+        let limited = self
+            .lock
+            .as_ref()
+            .is_some_and(|(lock, _)| lock.max_hold_seconds.is_some());
+        let grant = self
+            .lease
+            .as_ref()
+            .filter(|lease| limited && !lease.is_free() && !lease.is_missing())
+            .map(LeaseRecord::grant_id);
+        if self.held.as_ref().map(|(known, _)| known) != grant.as_ref() {
+            self.held = grant.map(|grant| (grant, now));
+        }
     }
 
     /// This replica's own guarded write added the slot's first status entry.
@@ -156,6 +188,40 @@ impl Keeper {
         self.lease.as_ref()
     }
 
+    /// The lock as last read.
+    #[must_use]
+    pub fn lock(&self) -> Option<&LockView> {
+        self.lock.as_ref().map(|(lock, _)| lock)
+    }
+
+    /// Since when the leader has seen a take of the slot possible: by then its queue may move.
+    #[must_use]
+    pub fn takeable_since(&self) -> Option<Moment> {
+        self.takeable
+    }
+
+    /// When the holder counts as lost, where `onHolderLost: Hold` keeps the slot locked after it.
+    #[must_use]
+    pub fn lost_at(&self) -> Option<Moment> {
+        lost_at(self.lock()?, self.lease.as_ref()?, self.seen.as_ref()?)
+    }
+
+    /// Whether the holder counts as lost at `now`.
+    #[must_use]
+    pub fn loss(&self, now: Moment) -> Loss {
+        match self.lost_at() {
+            None => Loss::None,
+            Some(at) if at <= now => Loss::Lost,
+            Some(_) if self.lives => Loss::None,
+            Some(_) => Loss::Unsure,
+        }
+    }
+
+    fn holds_after_loss(&self) -> bool {
+        self.lock()
+            .is_some_and(|lock| lock.on_holder_lost == OnHolderLost::Hold)
+    }
+
     /// How the Lease stands for this replica.
     #[must_use]
     pub fn standing(&self, now: Moment) -> Option<Standing> {
@@ -167,26 +233,24 @@ impl Keeper {
         Some(standing(lock, lease, seen, now))
     }
 
-    /// What the leader does at `now`, with the claims that it has in view.
-    pub fn decide(
-        &mut self,
-        queue: &Queue,
-        identity: &str,
-        now: Moment,
-        wall: WallMicros,
-    ) -> OperatorMove {
-        let Some((lock, _)) = &self.lock else {
+    /// What the leader does at `now`.
+    pub fn decide(&mut self, identity: &str, now: Moment, wall: WallMicros) -> OperatorMove {
+        self.note_takeable(now);
+        let Some((lock, read)) = &self.lock else {
             return OperatorMove::ReadLock;
         };
         if lock.deleting {
             return wait(None);
         }
         let (Some(lease), Some(seen)) = (&self.lease, &self.seen) else {
-            self.takeable = None;
-            return OperatorMove::Create(change::missing(lock, wall));
+            return match lock.is_surplus() {
+                true => wait(None),
+                false => OperatorMove::Create(change::missing(lock, wall)),
+            };
         };
         match availability(lock, lease) {
             None => {}
+            Some(Unavailable::NotOpened) if lock.is_surplus() => return wait(None),
             Some(Unavailable::NotOpened) => {
                 self.opening = Some((lease.uid.clone(), lease.resource_version));
                 return OperatorMove::Open;
@@ -205,23 +269,64 @@ impl Keeper {
         {
             return write(OperatorWrite::Free, change::open(lease, wall));
         }
-        match standing(lock, lease, seen, now) {
+        let stands = standing(lock, lease, seen, now);
+        match stands {
             Standing::Revoked => {
                 let reason = "its token is below minFencingToken";
-                return write(
-                    OperatorWrite::Revoke,
-                    change::end(lease, EndKind::Revoked, identity, reason, wall),
-                );
+                return revoke(lease, identity, reason, wall);
             }
             Standing::Expired => return self.expire(identity, wall),
             _ => {}
+        }
+        let outstays = self.outstays_at();
+        if outstays.is_some_and(|at| now >= at) {
+            // The limit may have been raised since.
+            return if outstays.is_some_and(|at| *read >= at) {
+                revoke(
+                    lease,
+                    identity,
+                    "it was held for maxHoldSeconds and a lease",
+                    wall,
+                )
+            } else {
+                OperatorMove::ReadLock
+            };
         }
         if is_unstamped_foreigner(lease)
             && let Some(record) = change::stamp(lock, lease, self.remembered)
         {
             return write(OperatorWrite::Stamp, record);
         }
-        self.keep_queue(queue, now)
+        let expires = match stands {
+            Standing::Held { until } => Some(until),
+            _ => None,
+        };
+        let lost = self.lost_at().filter(|at| *at > now);
+        wait([expires, outstays, lost].into_iter().flatten().min())
+    }
+
+    fn note_takeable(&mut self, now: Moment) {
+        let offered = self.lock().is_some_and(|lock| !lock.is_surplus());
+        let takeable = offered && self.standing(now).is_some_and(Standing::is_takeable);
+        self.takeable = takeable.then(|| self.takeable.unwrap_or(now));
+    }
+
+    /// When the holder, a client of ours, has held for as long as it may and one lease more: it has stopped itself,
+    /// unless it does not know of the limit or does not keep to it.
+    ///
+    /// Under `onHolderLost: Hold` only a holder that was seen to renew beyond its limit: one that fell silent is lost,
+    /// which is for a person to judge.
+    fn outstays_at(&self) -> Option<Moment> {
+        let (lock, lease, (_, since)) = (self.lock()?, self.lease.as_ref()?, self.held.as_ref()?);
+        let limit = Duration::from_secs(lock.max_hold_seconds?.into());
+        let grant = lease.current_grant()?;
+        if grant.hold != Hold::Heartbeat || !looks_like_ours(lease) {
+            return None;
+        }
+        let over = since.saturating_add(limit);
+        let renewed_beyond = self.seen.as_ref()?.since() >= over;
+        (lock.on_holder_lost == OnHolderLost::Release || renewed_beyond)
+            .then(|| over.saturating_add(stored_duration(lock, lease)))
     }
 
     /// Before a silent holder is ended the lock is read again, for each attempt: Hold may be new, and the longest
@@ -240,89 +345,11 @@ impl Keeper {
             change::end(lease, EndKind::Expired, identity, reason, wall),
         )
     }
+}
 
-    fn keep_queue(&mut self, queue: &Queue, now: Moment) -> OperatorMove {
-        let (Some(lease), Some(standing)) = (&self.lease, self.standing(now)) else {
-            return wait(None);
-        };
-        let until = match standing {
-            Standing::Held { until } => Some(until),
-            _ => None,
-        };
-        if !standing.is_takeable() {
-            self.takeable = None;
-        } else if self
-            .takeable
-            .as_ref()
-            .is_none_or(|(_, next)| *next != lease.next)
-        {
-            self.takeable = Some((now, lease.next.clone()));
-        }
-        let first = queue.first();
-        let Some(next) = &lease.next else {
-            self.begins_to_lead = false;
-            return first.map_or_else(|| wait(until), |first| name(lease, Some(first)));
-        };
-        if !queue.contains(next) {
-            let holds = lease.holder_uid() == Some(next.uid.as_str());
-            return match &self.next_counts {
-                _ if holds => name(lease, first),
-                Some((read, false)) if read == next => name(lease, first),
-                // It is there, only not in view yet.
-                Some((read, true)) if read == next => {
-                    let claim = next.clone();
-                    self.pass_over(&claim, first.cloned().as_ref(), None, until, now)
-                }
-                _ => OperatorMove::ReadClaim(next.clone()),
-            };
-        }
-        if std::mem::take(&mut self.begins_to_lead) && first.is_some_and(|first| first != next) {
-            return name(lease, first);
-        }
-        let named = queue.claims().iter().find(|claim| claim.claim == *next);
-        if named.is_some_and(|claim| claim.dead) {
-            return name(lease, queue.after(next));
-        }
-        let heartbeat = named.is_some_and(|claim| claim.hold == Hold::Heartbeat);
-        let (claim, after) = (next.clone(), queue.after(next).cloned());
-        self.pass_over(
-            &claim,
-            after.as_ref(),
-            heartbeat.then(|| claim.clone()),
-            until,
-            now,
-        )
-    }
-
-    /// Two seconds after the lock was seen takeable with this `next`.
-    fn pass_over(
-        &self,
-        next: &ClaimRef,
-        after: Option<&ClaimRef>,
-        then_delete: Option<ClaimRef>,
-        until: Option<Moment>,
-        now: Moment,
-    ) -> OperatorMove {
-        let (Some(lease), Some((since, _))) = (&self.lease, &self.takeable) else {
-            return wait(until);
-        };
-        let due = since.saturating_add(PASS_OVER_AFTER);
-        if now < due {
-            return wait(Some(until.map_or(due, |until| until.min(due))));
-        }
-        let after = after.filter(|after| *after != next);
-        if after.is_none() && then_delete.is_none() {
-            // Nobody is behind it, and it keeps its place: to name nobody, then it again, would go on for ever.
-            return wait(until);
-        }
-        // With nobody behind it there is nobody to name: the claim goes, and with it what `next` says.
-        let record = Box::new(change::name(lease, after.cloned()));
-        OperatorMove::Write {
-            what: OperatorWrite::PassOver,
-            record,
-            then_delete,
-        }
-    }
+fn revoke(lease: &LeaseRecord, identity: &str, reason: &str, wall: WallMicros) -> OperatorMove {
+    let record = change::end(lease, EndKind::Revoked, identity, reason, wall);
+    write(OperatorWrite::Revoke, record)
 }
 
 /// A holder without a token that is none of ours. One of ours whose annotation was dropped puts it back itself, and
@@ -341,21 +368,19 @@ fn looks_like_ours(lease: &LeaseRecord) -> bool {
     lease.holder_uid().is_some_and(uuid)
 }
 
-fn wait(until: Option<Moment>) -> OperatorMove {
+/// Nothing to do before `until`.
+pub(super) fn wait(until: Option<Moment>) -> OperatorMove {
     OperatorMove::Wait {
         until,
         stalled: None,
     }
 }
 
-fn write(what: OperatorWrite, record: LeaseRecord) -> OperatorMove {
+/// A guarded write with nothing to do after it.
+pub(super) fn write(what: OperatorWrite, record: LeaseRecord) -> OperatorMove {
     OperatorMove::Write {
         what,
         record: Box::new(record),
         then_delete: None,
     }
-}
-
-fn name(lease: &LeaseRecord, next: Option<&ClaimRef>) -> OperatorMove {
-    write(OperatorWrite::Name, change::name(lease, next.cloned()))
 }

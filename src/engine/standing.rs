@@ -64,6 +64,13 @@ pub struct LockView {
 }
 
 impl LockView {
+    /// Whether the slot lies above `maxHolders`: its Lease is kept, its holder is evicted by nobody, and nobody takes
+    /// it again.
+    #[must_use]
+    pub fn is_surplus(&self) -> bool {
+        self.number >= self.max_holders.max(1)
+    }
+
     /// The duration that a Heartbeat take or renewal stores: the lock's, but no more than status shows.
     #[must_use]
     pub fn granted_seconds(&self) -> u32 {
@@ -234,6 +241,36 @@ pub fn standing(lock: &LockView, lease: &LeaseRecord, seen: &Observation, now: M
     }
 }
 
+/// When a holder that `onHolderLost: Hold` protects counts as lost, if nothing changes until then: it was silent for
+/// as long as would end it under Release. `None` where time says nothing of that kind: nobody holds it, a `missing`
+/// stands in, or a Pod or a number of seconds ends it.
+#[must_use]
+pub fn lost_at(lock: &LockView, lease: &LeaseRecord, seen: &Observation) -> Option<Moment> {
+    let protected = lock.on_holder_lost == OnHolderLost::Hold
+        && availability(lock, lease).is_none()
+        && !lease.is_free()
+        && !lease.is_missing()
+        && !is_revoked(lock, lease)
+        && !is_pod_hold(lock, lease)
+        && lease
+            .current_grant()
+            .is_none_or(|grant| grant.hold == Hold::Heartbeat);
+    protected.then(|| seen.since().saturating_add(silence_needed(lock, lease)))
+}
+
+/// How long a holder must have been silent at least, without the lock delay: the duration that it stored.
+#[must_use]
+pub fn stored_duration(lock: &LockView, lease: &LeaseRecord) -> Duration {
+    let stored = lease
+        .spec
+        .duration_seconds
+        .and_then(|seconds| u32::try_from(seconds).ok())
+        .filter(|seconds| *seconds > 0);
+    let seconds = stored.unwrap_or(lock.duration_seconds);
+    // One forged value must not pin a lock for 68 years.
+    Duration::from_secs(u64::from(seconds.min(MAX_LEASE_SECONDS.unsigned_abs())))
+}
+
 /// Whether the holder's token is below the floor. A holder without a token is below none; a `missing` may hide any
 /// grant up to the revision that made it, so only a floor at or above its revision ends it.
 fn is_revoked(lock: &LockView, lease: &LeaseRecord) -> bool {
@@ -274,22 +311,13 @@ fn is_pod_hold(lock: &LockView, lease: &LeaseRecord) -> bool {
 /// How long a holder must have been silent: the duration it stored (the lock's where it stored none), never today's
 /// spec of the lock; for a `missing` the longest that it may hide. Plus the lock delay.
 fn silence_needed(lock: &LockView, lease: &LeaseRecord) -> Duration {
-    let stored = lease
-        .spec
-        .duration_seconds
-        .and_then(|seconds| u32::try_from(seconds).ok())
-        .filter(|s| *s > 0);
-    let mut seconds = stored.unwrap_or(lock.duration_seconds);
+    let mut silence = stored_duration(lock, lease);
     if lease.is_missing() {
-        let hidden = lock
-            .slot
-            .as_ref()
-            .and_then(|slot| slot.duration_seconds)
-            .unwrap_or(0);
-        let longest = lock.longest_seconds.unwrap_or(0);
-        seconds = seconds.max(lock.duration_seconds).max(hidden).max(longest);
+        let hidden = lock.slot.as_ref().and_then(|slot| slot.duration_seconds);
+        let others = [Some(lock.duration_seconds), hidden, lock.longest_seconds];
+        let longest = others.into_iter().flatten().max().unwrap_or(0);
+        let longest = longest.min(MAX_LEASE_SECONDS.unsigned_abs());
+        silence = silence.max(Duration::from_secs(longest.into()));
     }
-    // One forged value must not pin a lock for 68 years.
-    let seconds = seconds.min(MAX_LEASE_SECONDS.unsigned_abs());
-    Duration::from_secs(u64::from(seconds) + u64::from(lock.lock_delay_seconds))
+    silence + Duration::from_secs(lock.lock_delay_seconds.into())
 }

@@ -2,7 +2,7 @@
 
 use leasehold::engine::{
     ClaimRef, ClaimView, Keeper, LeaseRecord, LockView, Moment, OnHolderLost, OperatorMove,
-    OperatorWrite, Queue, QueueOrder, Seen, SlotView, SpecRecord, change,
+    OperatorWrite, Queue, QueueOrder, Seen, SlotView, SpecRecord, Turns, WallMicros, change,
 };
 
 use super::mutations::Broken;
@@ -26,6 +26,7 @@ pub enum Sent {
 pub struct Operator {
     number: usize,
     keeper: Keeper,
+    turns: Turns,
     lock: Part<LockView>,
     lock_revision: u64,
     claims: Vec<ClaimView>,
@@ -51,9 +52,12 @@ impl Operator {
         keeper.lock_read((*server.lock).clone(), now);
         keeper.lease_seen(server.lease.as_deref().cloned(), Seen::Read, now);
         keeper.begin_to_lead();
+        let mut turns = Turns::default();
+        turns.begin_to_lead();
         Self {
             number,
             keeper,
+            turns,
             lock: server.lock.clone(),
             lock_revision: server.lock_revision,
             claims: server.claims.clone(),
@@ -94,6 +98,26 @@ impl Operator {
                 (Some(known), Some(lease)) => lease.resource_version > known.resource_version,
                 (known, lease) => known.is_some() || lease.is_some(),
             }
+    }
+
+    /// What it does for a lock of one slot: its keeper goes first, then the queue.
+    fn decide(&mut self, queue: &Queue, now: Moment, wall: WallMicros) -> OperatorMove {
+        let name = format!("operator-{}", self.number);
+        let todo = self.keeper.decide(&name, now, wall);
+        let OperatorMove::Wait {
+            until,
+            stalled: None,
+        } = todo
+        else {
+            return todo;
+        };
+        match self.turns.decide(&[&self.keeper], queue, now) {
+            OperatorMove::Wait { until: other, .. } => OperatorMove::Wait {
+                until: until.into_iter().chain(other).min(),
+                stalled: None,
+            },
+            todo => todo,
+        }
     }
 
     /// What status is to say; `None` if it says so.
@@ -179,12 +203,11 @@ impl World {
                     ),
                     None => Queue::default(),
                 };
-                let name = format!("operator-{}", operator.number);
-                match operator.keeper.decide(&queue, &name, now, wall) {
+                match operator.decide(&queue, now, wall) {
                     OperatorMove::ReadLock => world.read_lock(setup, operator),
                     OperatorMove::ReadClaim(claim) => {
                         operator
-                            .keeper
+                            .turns
                             .claim_read(&claim, world.server.has_claim(&claim));
                     }
                     OperatorMove::Create(mut spec) => {

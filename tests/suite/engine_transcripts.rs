@@ -9,7 +9,8 @@ use std::path::Path;
 use leasehold::engine::{
     Answer, ClaimView, Claimant, Ended, Grant, GrantNote, Held, Hold, Keeper, LeaseRecord,
     LockView, Moment, Move, NextChange, Observation, OnHolderLost, OperatorMove, Patience, Queue,
-    QueueOrder, Requester, Seen, SlotView, Standing, Write, change, missing_floor, standing,
+    QueueOrder, Requester, Seen, SlotView, Standing, Turns, WallMicros, Write, change,
+    missing_floor, standing,
 };
 
 use super::engine_words::{
@@ -75,6 +76,7 @@ struct Stage {
     write: Option<Write>,
     held: Option<Held>,
     keeper: Keeper,
+    turns: Turns,
     operator_write: Option<LeaseRecord>,
 }
 
@@ -101,6 +103,7 @@ impl Stage {
             write: None,
             held: None,
             keeper: Keeper::default(),
+            turns: Turns::default(),
             operator_write: None,
         }
     }
@@ -434,6 +437,7 @@ impl Stage {
         match what {
             "leads" => {
                 self.keeper.begin_to_lead();
+                self.turns.begin_to_lead();
                 return vec![];
             }
             "opened" => {
@@ -457,10 +461,9 @@ impl Stage {
                     QueueOrder::Fifo,
                 )
             });
-            match self
-                .keeper
-                .decide(&queue, "operator", self.now, self.wall())
-            {
+            let (now, wall) = (self.now, self.wall());
+            let todo = decide_one(&mut self.keeper, &mut self.turns, &queue, now, wall);
+            match todo {
                 OperatorMove::ReadLock => {
                     said.push("reads the lock".to_owned());
                     self.keeper.lock_read(self.lock.clone(), self.now);
@@ -468,7 +471,7 @@ impl Stage {
                 OperatorMove::ReadClaim(claim) => {
                     said.push(format!("reads the claim {}", claim.name));
                     let counts = self.claims.iter().any(|other| other.claim == claim);
-                    self.keeper.claim_read(&claim, counts);
+                    self.turns.claim_read(&claim, counts);
                 }
                 OperatorMove::Create(spec) => {
                     said.push(format!(
@@ -503,5 +506,28 @@ impl Stage {
                 }
             }
         }
+    }
+}
+
+/// What an operator does for a lock of one slot: its keeper goes first, then the queue.
+fn decide_one(
+    keeper: &mut Keeper,
+    turns: &mut Turns,
+    queue: &Queue,
+    now: Moment,
+    wall: WallMicros,
+) -> OperatorMove {
+    match keeper.decide("operator", now, wall) {
+        OperatorMove::Wait {
+            until,
+            stalled: None,
+        } => match turns.decide(&[keeper], queue, now) {
+            OperatorMove::Wait { until: other, .. } => OperatorMove::Wait {
+                until: until.into_iter().chain(other).min(),
+                stalled: None,
+            },
+            todo => todo,
+        },
+        todo => todo,
     }
 }

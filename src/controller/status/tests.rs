@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::{DistributedLockSpec, SlotStatus};
+use crate::api::{DistributedLockSpec, EndReason, FencingToken, SlotStatus};
 use crate::controller::index::Slot;
 use crate::controller::news::note_news;
 use crate::engine::change::{self, NextChange, Requester};
@@ -91,11 +91,14 @@ impl World {
     fn look(&self, open: bool) -> DistributedLockStatus {
         mirror(&Sight {
             lock: &self.lock,
-            view: &lock_view(&self.lock, 0, false),
-            lease: Some(&self.lease),
-            trouble: None,
-            open,
-            ends: &self.slot.ends,
+            slots: vec![SlotSight {
+                view: lock_view(&self.lock, 0, false),
+                lease: Some(&self.lease),
+                trouble: None,
+                open,
+                loss: Loss::None,
+                ends: self.slot.ends.iter().cloned().collect(),
+            }],
             queue: &Queue::default(),
             wall: 1_000_000,
         })

@@ -1,0 +1,159 @@
+//! Whose turn it is: the operator's part in the one queue that a lock has for all its slots.
+//!
+//! [`Turns`] looks at the [`Keeper`]s of all slots and at the claims, and writes one thing: `next`, on slot 0's Lease.
+//! It names the first claim where nobody is named, repairs a `next` that does not count, passes over who does not
+//! take a slot that could be taken, and lets a claim of higher priority go first.
+
+use std::collections::BTreeSet;
+
+use super::Moment;
+use super::change;
+use super::claimant::PASS_OVER_AFTER;
+use super::operator::{Keeper, OperatorMove, OperatorWrite, wait, write};
+use super::queue::Queue;
+use super::record::{ClaimRef, Hold, LeaseRecord};
+use super::standing::Standing;
+
+/// What the leader knows of one lock's turns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Turns {
+    /// What a read of the claim named by `next` showed: whether it counts.
+    next_counts: Option<(ClaimRef, bool)>,
+    /// The `next` that was seen while a slot could be taken, and since when.
+    named: Option<(Moment, Option<ClaimRef>)>,
+    /// Whether it has not yet put the first claim first since it began to lead.
+    begins_to_lead: bool,
+    /// Claims that were passed over in favour of a lower one while the same slots could be taken: their rank does not
+    /// bring them back at once, or the two would be named in turn for ever.
+    passed_over: BTreeSet<ClaimRef>,
+}
+
+impl Turns {
+    /// From now on this replica leads: it names the first claim, so that those passed over while nobody led get
+    /// their place back.
+    pub fn begin_to_lead(&mut self) {
+        self.begins_to_lead = true;
+    }
+
+    /// The claim that [`OperatorMove::ReadClaim`] named was read: `counts` if it exists with that uid, unfinished.
+    pub fn claim_read(&mut self, claim: &ClaimRef, counts: bool) {
+        self.next_counts = Some((claim.clone(), counts));
+    }
+
+    /// What the leader does at `now` about the turn: a write is of slot 0's Lease. `slots` are the keepers of the
+    /// lock, each after its own [`Keeper::decide`]; `queue` is made with the holders of all of them.
+    pub fn decide(&mut self, slots: &[&Keeper], queue: &Queue, now: Moment) -> OperatorMove {
+        let takeable = slots.iter().filter_map(|slot| slot.takeable_since()).min();
+        if takeable.is_none() {
+            self.named = None;
+            self.passed_over.clear();
+        }
+        let Some(lease) = slots.iter().find_map(|slot| head(slot, now)) else {
+            return wait(None);
+        };
+        if takeable.is_some()
+            && self
+                .named
+                .as_ref()
+                .is_none_or(|(_, next)| *next != lease.next)
+        {
+            self.named = Some((now, lease.next.clone()));
+        }
+        self.passed_over.retain(|claim| queue.contains(claim));
+        let since = takeable
+            .zip(self.named.as_ref())
+            .map(|(takeable, (named, _))| takeable.max(*named));
+        let first = queue.first();
+        let Some(next) = &lease.next else {
+            self.begins_to_lead = false;
+            return first.map_or_else(|| wait(None), |first| name(lease, Some(first)));
+        };
+        if !queue.contains(next) {
+            // It does not count while it holds any slot, a surplus one too.
+            let holds = |slot: &&Keeper| holder_of(slot) == Some(next.uid.as_str());
+            return match &self.next_counts {
+                _ if slots.iter().any(holds) => name(lease, first),
+                Some((read, false)) if read == next => name(lease, first),
+                // It is there, only not in view yet.
+                Some((read, true)) if read == next => {
+                    self.pass_over(lease, next, first, None, since, now)
+                }
+                _ => OperatorMove::ReadClaim(next.clone()),
+            };
+        }
+        if std::mem::take(&mut self.begins_to_lead) && first.is_some_and(|first| first != next) {
+            return name(lease, first);
+        }
+        let named = queue.claims().iter().find(|claim| claim.claim == *next);
+        if named.is_some_and(|claim| claim.dead) {
+            return name(lease, queue.after(next));
+        }
+        if let Some(higher) = self.highest(queue).filter(|who| queue.outranks(who, next)) {
+            return name(lease, Some(higher));
+        }
+        let after = queue.after(next);
+        let heartbeat = named.is_some_and(|claim| claim.hold == Hold::Heartbeat);
+        let delete = heartbeat.then(|| next.clone());
+        let todo = self.pass_over(lease, next, after, delete, since, now);
+        let passes = matches!(todo, OperatorMove::Write { .. });
+        if passes && after.is_some_and(|after| queue.outranks(next, after)) {
+            self.passed_over.insert(next.clone());
+        }
+        todo
+    }
+
+    /// Two seconds after a slot was seen takeable with this `next`.
+    fn pass_over(
+        &self,
+        lease: &LeaseRecord,
+        next: &ClaimRef,
+        after: Option<&ClaimRef>,
+        then_delete: Option<ClaimRef>,
+        since: Option<Moment>,
+        now: Moment,
+    ) -> OperatorMove {
+        let Some(since) = since else {
+            return wait(None);
+        };
+        let due = since.saturating_add(PASS_OVER_AFTER);
+        if now < due {
+            return wait(Some(due));
+        }
+        let after = after.filter(|after| *after != next);
+        if after.is_none() && then_delete.is_none() {
+            // Nobody is behind it, and it keeps its place: to name nobody, then it again, would go on for ever.
+            return wait(None);
+        }
+        // With nobody behind it there is nobody to name: the claim goes, and with it what `next` says.
+        let record = Box::new(change::name(lease, after.cloned()));
+        OperatorMove::Write {
+            what: OperatorWrite::PassOver,
+            record,
+            then_delete,
+        }
+    }
+
+    /// The first claim that is neither dead nor was passed over just now.
+    fn highest<'a>(&self, queue: &'a Queue) -> Option<&'a ClaimRef> {
+        queue
+            .claims()
+            .iter()
+            .find(|claim| !claim.dead && !self.passed_over.contains(&claim.claim))
+            .map(|claim| &claim.claim)
+    }
+}
+
+/// Slot 0's Lease, if it may be written.
+fn head<'a>(slot: &&'a Keeper, now: Moment) -> Option<&'a LeaseRecord> {
+    let first = slot.lock()?.number == 0;
+    let usable = !matches!(slot.standing(now)?, Standing::Unavailable(_));
+    slot.lease().filter(|_| first && usable)
+}
+
+fn holder_of<'a>(slot: &&'a Keeper) -> Option<&'a str> {
+    slot.lease().and_then(LeaseRecord::holder_uid)
+}
+
+fn name(lease: &LeaseRecord, next: Option<&ClaimRef>) -> OperatorMove {
+    write(OperatorWrite::Name, change::name(lease, next.cloned()))
+}
