@@ -118,7 +118,13 @@ impl Reconciler {
                 let claims = self.tend_claims(key, Some(&lock)).await?;
                 return match look.failed.into_values().next() {
                     Some(error) => Err(error),
-                    None => Ok(earliest([until, again, claims, pods, self.beat(key, &lock)])),
+                    None => Ok(earliest([
+                        until,
+                        again,
+                        claims,
+                        pods,
+                        self.beat(key, &lock),
+                    ])),
                 };
             }
             if self.shared.index().lock(key).is_none() {

@@ -190,7 +190,7 @@ fn claims_of_pods_that_are_gone_are_skipped_all_at_once() {
     }
     index.list_ends(&watch, NOW, 0);
     let first = |index: &Index| {
-        let queue = index.queue(&key(), None);
+        let queue = index.queue(&key());
         queue.first().map(|claim| claim.name.clone())
     };
     assert_eq!(first(&index).as_deref(), Some("claim-0"));
@@ -204,7 +204,7 @@ fn claims_of_pods_that_are_gone_are_skipped_all_at_once() {
         "its lock is concerned"
     );
     assert_eq!(first(&index).as_deref(), Some("claim-2"));
-    let queue = index.queue(&key(), None);
+    let queue = index.queue(&key());
     assert_eq!(
         queue
             .after(&queue.claims()[0].claim)
