@@ -22,6 +22,8 @@
 //! The library chooses neither the version of the API (`k8s-openapi/v1_37`) nor the TLS provider (`kube/ring`): the
 //! program that uses it does.
 
+#[cfg(feature = "operator")]
+pub mod admin;
 pub mod api;
 pub mod client;
 pub mod clock;

@@ -4,7 +4,6 @@
 //! ready as a leader. What is wrong is told once when it changes, in the log and on `/readyz`.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
@@ -15,6 +14,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::Shared;
+use crate::admin;
 use crate::api::LockPhase;
 
 /// What is said of something that has not happened yet.
@@ -61,13 +61,6 @@ impl Health {
     }
 }
 
-/// Binds the address; says in words why it can't.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address).await.map_err(|error| {
-        format!("cannot listen on {address}: {error}; --http-addr chooses another")
-    })
-}
-
 /// Serves until the process ends.
 pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let router = Router::new()
@@ -75,9 +68,7 @@ pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(shared);
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "stopped serving health and metrics");
-    }
+    admin::serve(listener, router).await;
 }
 
 async fn readyz(State(shared): State<Arc<Shared>>) -> impl IntoResponse {

@@ -45,6 +45,7 @@ use self::index::{Index, Key};
 use self::metrics::Metrics;
 use self::queue::WorkQueue;
 use self::reconcile::Reconciler;
+use crate::admin;
 use crate::client::calls::{backoff, make_strict};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{Moment, WallMicros};
@@ -151,7 +152,7 @@ pub async fn run(
     for watch in &watches {
         shared.health.await_first(&observe::health_name(watch));
     }
-    let listener = health::bind(settings.http_addr)
+    let listener = admin::bind(settings.http_addr, "--http-addr")
         .await
         .map_err(OperatorError::Listen)?;
     let address = listener

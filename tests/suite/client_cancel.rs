@@ -79,6 +79,38 @@ async fn a_waiter_that_is_dropped_leaves_the_queue() {
     bench.finish().await;
 }
 
+/// Granted, and withdrawn before anybody asked for the outcome: the process may end right after.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawal_that_meets_the_grant_waits_until_it_is_given_back() {
+    let bench = Bench::new().await;
+    bench.opened("met", 15).await;
+    let proxy = Proxy::new(&bench).await;
+    let release_late = || {
+        proxy.fault("update", "leases", 1, Fault::Pass);
+        let late = Fault::DelayRequest(Duration::from_millis(500));
+        proxy.fault("update", "leases", 1, late);
+    };
+    // Whoever keeps the grant watches the Lease.
+    let kept = async |watches: usize| {
+        until("it is kept", BUSY, async || {
+            let calls = proxy.calls().into_iter();
+            calls.filter(|call| call.verb == "watch").count() == watches
+        })
+        .await;
+    };
+    release_late();
+    let one = proxy.locks().lock("met").begin();
+    kept(1).await;
+    one.withdraw().await;
+    assert!(bench.lease("met").await.is_free());
+    release_late();
+    let all = leasehold::client::all([proxy.locks().lock("met")]).begin();
+    kept(2).await;
+    all.withdraw().await;
+    assert!(bench.lease("met").await.is_free());
+    bench.finish().await;
+}
+
 /// A guard that is dropped gives the lock back too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_that_is_dropped_is_given_back() {

@@ -60,6 +60,10 @@ mod run_elector;
 #[cfg(target_os = "linux")]
 mod run_frozen;
 #[cfg(target_os = "linux")]
+mod run_health;
+#[cfg(target_os = "linux")]
+mod run_max_hold;
+#[cfg(target_os = "linux")]
 mod run_network;
 #[cfg(target_os = "linux")]
 mod run_outage;
@@ -75,6 +79,8 @@ mod run_refused;
 mod run_restore;
 #[cfg(target_os = "linux")]
 mod run_rounds;
+#[cfg(target_os = "linux")]
+mod run_several;
 #[cfg(target_os = "linux")]
 mod run_signals;
 #[cfg(target_os = "linux")]
