@@ -220,13 +220,13 @@ impl Election {
                 }
             }
             match claimant.decide(self.mono(), self.wall()) {
-                Move::ReadLock => claimant.lock_read(Some(self.view()), self.mono()),
-                Move::ReadLease => match self.read_or_make().await {
+                Move::ReadLock => claimant.lock_read(Some(vec![self.view()]), self.mono()),
+                Move::ReadLease(_) => match self.read_or_make().await {
                     Ok(lease) => {
                         trouble.clear();
                         let record = lease.as_ref().map(|lease| self.as_ours(&lease.record));
                         found = lease;
-                        claimant.lease_seen(record, Seen::Read, self.mono());
+                        claimant.lease_seen(0, record, Seen::Read, self.mono());
                     }
                     Err(error) => {
                         if error != trouble {
@@ -299,7 +299,7 @@ impl Election {
                 trouble.clear();
                 let record = lease.as_ref().map(|lease| self.as_ours(&lease.record));
                 *found = lease;
-                claimant.lease_seen(record, Seen::Read, self.mono());
+                claimant.lease_seen(0, record, Seen::Read, self.mono());
             }
             Err(error) => {
                 if error != *trouble {

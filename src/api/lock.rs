@@ -368,6 +368,15 @@ impl DistributedLockSpec {
     }
 }
 
+/// The name of a slot's Lease, where slot 0's is `name`; slot n > 0 adds `.n`.
+#[must_use]
+pub fn slot_lease_name(name: &str, slot: u32) -> String {
+    match slot {
+        0 => name.to_owned(),
+        n => format!("{name}.{n}"),
+    }
+}
+
 impl DistributedLock {
     /// The name of the Lease of slot 0: the lock's own, or `leaseName`.
     #[must_use]
@@ -381,10 +390,7 @@ impl DistributedLock {
     /// The name of the Lease of a slot; slot n > 0 adds `.n`.
     #[must_use]
     pub fn slot_lease_name(&self, slot: i32) -> String {
-        match slot {
-            0 => self.lease_name(),
-            n => format!("{}.{n}", self.lease_name()),
-        }
+        slot_lease_name(&self.lease_name(), slot.unsigned_abs())
     }
 
     /// What status says of a slot; `None` until the operator has mirrored it once.

@@ -26,6 +26,7 @@ pub use conditions::{ConditionStatus, find_condition, is_condition_true, set_con
 pub use lock::{
     DistributedLock, DistributedLockSpec, DistributedLockStatus, EndReason, HistoryEntry,
     LockPhase, OnHolderLost, QueuePolicy, QueueSpec, SlotMinFencingToken, SlotStatus,
+    slot_lease_name,
 };
 pub use schema::crds;
 pub use token::{FencingToken, InvalidToken};

@@ -4,7 +4,9 @@ mod progress;
 mod refusals;
 mod steps;
 mod waiting;
+mod watches;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::api::Api;
@@ -14,15 +16,15 @@ use tokio::task::JoinHandle;
 
 pub use self::progress::{Progress, WaitReport};
 use self::refusals::{Refusals, Right};
+use self::watches::Watches;
 use super::calls::CALL_LIMIT;
 use super::claims::ClaimStore;
 use super::error::AcquireError;
 use super::guard::Guard;
 use super::identity::{claimant_name, holder_note, host_name, identity, random_uid};
 use super::renew::boot_moment;
-use super::watch::LeaseWatch;
 use super::{Acquire, Grace};
-use crate::api::DistributedLock;
+use crate::api::{self, DistributedLock};
 use crate::engine::{Claimant, Held, Hold, Moment, Move, Patience, Requester, Seen, Waiting};
 use crate::lease::store::{CLAIMS, StoreError};
 use crate::lease::{FoundLease, LeaseStore};
@@ -91,10 +93,9 @@ struct Seeker {
     leases: LeaseStore,
     claims: ClaimStore,
     lease_name: Option<String>,
-    found: Option<FoundLease>,
-    watch: Option<LeaseWatch>,
-    /// The watch was forbidden: when to ask for it again.
-    watch_again: Option<Moment>,
+    /// By slot: the objects of which the claimant knows the records.
+    found: BTreeMap<u32, FoundLease>,
+    watches: Watches,
     started: Moment,
     /// When the wait is over; `None` for never.
     wait_until: Option<Moment>,
@@ -113,6 +114,8 @@ struct Seeker {
     why: Option<Waiting>,
     reported: Option<(Waiting, Moment)>,
     beat: Option<Moment>,
+    /// Slow beats since the slots that are not watched were looked at.
+    beats: usize,
 }
 
 /// Why the claimant leaves without the lock.
@@ -151,9 +154,8 @@ impl Seeker {
                 &request.name,
             ),
             lease_name: None,
-            found: None,
-            watch: None,
-            watch_again: None,
+            found: BTreeMap::new(),
+            watches: Watches::default(),
             started,
             wait_until: request.wait.map(|wait| started.saturating_add(wait)),
             ending: None,
@@ -166,6 +168,7 @@ impl Seeker {
             why: None,
             reported: None,
             beat: None,
+            beats: 0,
             request,
         }
     }
@@ -241,7 +244,7 @@ impl Seeker {
                         () = caller.closed(), if self.ending.is_none() => {}
                     }
                 }
-                Step::Granted(held) => break Ok(held),
+                Step::Granted(slot, held) => break Ok((slot, held)),
                 Step::Over(error) => match self.claimant.claim() {
                     // Leave the queue before saying so.
                     Some(_) => self.stop(Ending::With(error)),
@@ -258,7 +261,7 @@ impl Seeker {
             Err(error) => {
                 let _ = caller.send(Err(error));
             }
-            Ok(held) => match self.guard(*held) {
+            Ok((slot, held)) => match self.guard(slot, *held) {
                 Ok(guard) => {
                     if let Err(Ok(unwanted)) = caller.send(Ok(guard)) {
                         let _ = unwanted.release().await;
@@ -285,9 +288,11 @@ impl Seeker {
     }
 
     fn lease_duration(&self) -> Duration {
-        self.claimant.lock().map_or(Duration::from_secs(5), |lock| {
-            Duration::from_secs(u64::from(lock.duration_seconds.max(lock.granted_seconds())))
-        })
+        self.claimant
+            .lock(0)
+            .map_or(Duration::from_secs(5), |lock| {
+                Duration::from_secs(u64::from(lock.duration_seconds.max(lock.granted_seconds())))
+            })
     }
 
     fn unsettled(&mut self) -> AcquireError {
@@ -306,7 +311,7 @@ impl Seeker {
     async fn perform(&mut self, step: Move) -> Step {
         match step {
             Move::ReadLock => self.read_lock().await,
-            Move::ReadLease => self.see_again().await,
+            Move::ReadLease(slot) => self.read_lease(slot).await,
             Move::ReadClaim(claim) => match self.claims.counts(&claim, self.call_limit()).await {
                 Ok(counts) => {
                     self.fine(("get", CLAIMS));
@@ -363,20 +368,30 @@ impl Seeker {
         self.last_error = None;
     }
 
-    fn see(&mut self, found: Option<FoundLease>, seen: Seen) {
+    /// The name of a slot's Lease.
+    fn lease_name(&self, slot: u32) -> String {
+        let name = self.lease_name.as_deref().unwrap_or_default();
+        api::slot_lease_name(name, slot)
+    }
+
+    fn see(&mut self, slot: u32, found: Option<FoundLease>, seen: Seen) {
         let now = self.mono();
         if seen == Seen::Read
-            && let (Some(known), Some(found)) = (self.claimant.lease(), &found)
+            && let (Some(known), Some(found)) = (self.claimant.lease(slot), &found)
             && found.record.resource_version < known.resource_version
         {
             // Revisions went back (a restore of etcd): a watch from a future one would tell nothing, so list again.
-            self.watch = None;
+            self.watches.end(slot);
         }
-        self.claimant
-            .lease_seen(found.as_ref().map(|found| found.record.clone()), seen, now);
+        let record = found.as_ref().map(|found| found.record.clone());
+        self.claimant.lease_seen(slot, record, seen, now);
         // The object must be the one whose record the claimant decides by.
-        if self.claimant.lease() == found.as_ref().map(|found| &found.record) {
-            self.found = found;
+        match (self.claimant.lease(slot), found) {
+            (None, _) => drop(self.found.remove(&slot)),
+            (Some(known), Some(found)) if *known == found.record => {
+                self.found.insert(slot, found);
+            }
+            (Some(_), _) => {}
         }
     }
 }
@@ -386,7 +401,7 @@ enum Step {
     Next,
     /// The same, after a while.
     Pause(Duration),
-    Granted(Box<Held>),
+    Granted(u32, Box<Held>),
     Over(AcquireError),
     Gone,
 }

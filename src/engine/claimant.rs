@@ -3,15 +3,24 @@
 //! A [`Claimant`] is fed with what its shell read and which answers its writes got, and says at any moment what to do:
 //! [`Claimant::decide`]. It keeps the two promises that are easy to break: a write that was sent and not answered is
 //! settled before anything else (R9), and a lock that is named for another is not taken.
+//!
+//! A lock of several slots has one queue and one `next`, on slot 0's Lease. Who is named watches all slots and takes
+//! whichever it can have; everybody else watches slot 0 only, and looks at the others before passing over
+//! ([`Claimant::look_around`]).
 
+mod seek;
+mod sight;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::change::{self, NextChange, Requester, Take};
+use self::sight::{Known, Listed, Sight};
+use super::change::{self, Requester, Take};
 use super::holder::Held;
-use super::moves::{Answer, Move, Patience, Refusal, Waiting, Write};
+use super::moves::{Answer, Move, Patience, Refusal, Write};
 use super::queue::{ClaimView, Queue, QueueOrder};
-use super::record::{ClaimRef, GrantNote, LeaseRecord};
-use super::standing::{LockView, Observation, Seen, Standing, Unavailable, standing};
+use super::record::{ClaimRef, LeaseRecord};
+use super::standing::{LockView, Seen};
 use super::{Moment, WallMicros};
 
 /// How long a named claim may leave a takeable lock untaken before it is passed over by the one behind it.
@@ -19,70 +28,60 @@ pub const PASS_OVER_AFTER: Duration = Duration::from_secs(2);
 
 /// Somebody who wants the lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "four independent facts, none of them a state"
-)]
 pub struct Claimant {
     who: Requester,
     patience: Patience,
     kill_grace: Duration,
     claim: Option<ClaimRef>,
     stopping: bool,
-    lock: Known<LockView>,
+    /// The lock, as each slot sees it.
+    lock: Known<Vec<LockView>>,
     /// When the read of the lock was sent.
     lock_read: Moment,
-    /// Whether the Lease has changed, or gone, since the lock was read.
-    lock_is_older: bool,
-    lease: Known<LeaseRecord>,
-    seen: Option<Observation>,
+    /// Slot 0 always; the others as they are looked at.
+    slots: BTreeMap<u32, Sight>,
     /// What a read of the claim named by `next` showed: whether it counts.
     next_counts: Option<(ClaimRef, bool)>,
     listed: Option<Listed>,
-    /// Since when the lock has been takeable with this `next`.
-    takeable: Option<(Moment, Option<ClaimRef>)>,
-    /// The take that was sent and whose outcome is not settled.
-    pending: Option<Take>,
+    takeable: Option<Takeable>,
+    /// The take that was sent, of which slot, and whose outcome is not settled.
+    pending: Option<(u32, Take)>,
     /// Whether an attempt of that take was never answered, so that it may still be applied.
     may_land: bool,
-    must_read: bool,
+    /// When it began to look at the slots that it does not watch.
+    looking: Option<Moment>,
 }
 
-/// Something that is read from the server.
+/// Since when a slot has been takeable, without a change, while `next` said this.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Known<T> {
-    Unread,
-    Absent,
-    Present(T),
-}
-
-impl<T> Known<T> {
-    fn value(&self) -> Option<&T> {
-        match self {
-            Known::Present(value) => Some(value),
-            _ => None,
-        }
-    }
-}
-
-/// A list of claims, and the state of the Lease when it was made.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Listed {
-    claims: Vec<ClaimView>,
-    revision: u64,
+struct Takeable {
+    since: Moment,
+    slot: u32,
     next: Option<ClaimRef>,
 }
 
-/// What `next` means to this claimant.
-enum Turn {
-    /// Nobody's: `next` is absent or names a claim that does not count.
-    Nobodys { stale: bool },
-    /// Its own.
-    Mine,
-    /// Another's.
-    Anothers(ClaimRef),
-    /// A read of that claim tells.
-    Unknown(ClaimRef),
+/// A claim that was served by another slot than 0: `next`, on slot 0's Lease, is to move on from it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Served {
+    own: ClaimView,
+    holders: Vec<String>,
+    order: QueueOrder,
+}
+
+impl Served {
+    /// The write that moves `next` on, by a list of claims made after its own claim went; `None` where `next` names
+    /// another by now.
+    #[must_use]
+    pub fn moves_on(&self, lease: &LeaseRecord, claims: Vec<ClaimView>) -> Option<LeaseRecord> {
+        let own = &self.own.claim;
+        if lease.next.as_ref() != Some(own) {
+            return None;
+        }
+        let others = claims.into_iter().filter(|claim| claim.claim != *own);
+        let holders = self.holders.iter().map(String::as_str);
+        let queue = Queue::new(others.chain([self.own.clone()]), holders, self.order);
+        Some(change::name(lease, queue.after(own).cloned()))
+    }
 }
 
 impl Claimant {
@@ -97,15 +96,13 @@ impl Claimant {
             stopping: false,
             lock: Known::Unread,
             lock_read: Moment::ZERO,
-            lock_is_older: false,
-            lease: Known::Unread,
-            seen: None,
+            slots: BTreeMap::from([(0, Sight::default())]),
             next_counts: None,
             listed: None,
             takeable: None,
             pending: None,
             may_land: false,
-            must_read: false,
+            looking: None,
         }
     }
 
@@ -121,23 +118,31 @@ impl Claimant {
         self.claim.as_ref()
     }
 
-    /// The Lease as last seen.
+    /// A slot's Lease as last seen.
     #[must_use]
-    pub fn lease(&self) -> Option<&LeaseRecord> {
-        self.lease.value()
+    pub fn lease(&self, slot: u32) -> Option<&LeaseRecord> {
+        self.slots.get(&slot)?.lease.value()
     }
 
-    /// The lock as last read.
+    /// The lock as last read, as this slot sees it.
     #[must_use]
-    pub fn lock(&self) -> Option<&LockView> {
-        self.lock.value()
+    pub fn lock(&self, slot: u32) -> Option<&LockView> {
+        self.lock.value()?.get(usize::try_from(slot).ok()?)
+    }
+
+    /// The slots to watch: all of them for the one whose turn it is, slot 0 for everybody else.
+    #[must_use]
+    pub fn watched(&self) -> std::ops::Range<u32> {
+        let named = self.claim.is_some()
+            && self.lease(0).and_then(|lease| lease.next.as_ref()) == self.claim.as_ref();
+        0..if named { self.slot_count() } else { 1 }
     }
 
     /// Its place in the queue, 1 for the one whose turn it is: about right.
     #[must_use]
     pub fn place(&self) -> Option<usize> {
-        let (claim, lease) = (self.claim.as_ref()?, self.lease.value()?);
-        self.queue(lease)?.place(lease.next.as_ref(), claim)
+        let (claim, lease) = (self.claim.as_ref()?, self.lease(0)?);
+        self.queue()?.place(lease.next.as_ref(), claim)
     }
 
     /// Whether the outcome of a take of its own is open.
@@ -151,46 +156,48 @@ impl Claimant {
         self.stopping = true;
     }
 
-    /// The lock was read from the server; `None` if there is none. `now` is the moment before the read was sent: what
-    /// it shows may be as old as that.
-    pub fn lock_read(&mut self, lock: Option<LockView>, now: Moment) {
+    /// The lock was read from the server, one view a slot that may be taken; `None` if there is none. `now` is the
+    /// moment before the read was sent: what it shows may be as old as that.
+    pub fn lock_read(&mut self, lock: Option<Vec<LockView>>, now: Moment) {
         self.lock = lock.map_or(Known::Absent, Known::Present);
         self.lock_read = now;
-        self.lock_is_older = false;
+        for sight in self.slots.values_mut() {
+            sight.lock_is_older = false;
+        }
     }
 
-    /// The Lease was seen; `None` if there is none. An older state than the one known is passed over when it comes
-    /// by watch, and a deletion, which may be that of an earlier Lease, is looked into; a read always counts. `now` is
-    /// a moment after the sight.
-    pub fn lease_seen(&mut self, lease: Option<LeaseRecord>, seen: Seen, now: Moment) {
-        if let (Some(known), Some(lease), Seen::Watched) = (self.lease.value(), &lease, seen)
-            && lease.resource_version <= known.resource_version
-        {
-            return;
-        }
-        self.must_read = seen == Seen::Watched && (self.must_read || lease.is_none());
-        let Some(lease) = lease else {
-            if seen == Seen::Read {
-                self.lock_is_older |= !matches!(self.lease, Known::Absent);
-                self.lease = Known::Absent;
-                self.seen = None;
-                self.takeable = None;
-            }
-            return;
-        };
-        let known = self.lease.value();
-        self.lock_is_older |=
-            known.is_none_or(|known| known.resource_version != lease.resource_version);
-        if known.is_none_or(|known| known.uid != lease.uid || known.spec != lease.spec) {
-            // Whatever was takeable was taken, or held, in between.
+    /// A slot's Lease was seen; `None` if there is none. An older state than the one known is passed over when it
+    /// comes by watch, and a deletion, which may be that of an earlier Lease, is looked into; a read always counts.
+    /// `now` is a moment after the sight.
+    pub fn lease_seen(&mut self, slot: u32, lease: Option<LeaseRecord>, seen: Seen, now: Moment) {
+        let change = self.slots.entry(slot).or_default().note(lease, seen, now);
+        if change.spec && self.takeable.as_ref().is_some_and(|of| of.slot == slot) {
+            // It was taken, or held, in between.
             self.takeable = None;
         }
-        match &mut self.seen {
-            Some(observation) => observation.note(&lease, seen, now),
-            None => self.seen = Some(Observation::first(&lease, now)),
+        if slot == 0 && change.next {
+            // Who is named looks at every slot anew; everybody else does not watch them.
+            self.forget_others();
         }
-        self.who.remembered = self.who.remembered.max(lease.last_token());
-        self.lease = Known::Present(lease);
+    }
+
+    /// It is time to look at the slots that are not watched: whoever is named may be dead, though slot 0 does not show
+    /// it. Of use only to somebody who waits for a lock of several slots.
+    pub fn look_around(&mut self, now: Moment) {
+        if self.slot_count() > 1 && self.claim.is_some() && self.watched().len() == 1 {
+            self.forget_others();
+            self.looking = Some(now);
+        }
+    }
+
+    fn forget_others(&mut self) {
+        let open = self.pending.as_ref().map(|(slot, _)| *slot);
+        for (slot, sight) in &mut self.slots {
+            if *slot != 0 && Some(*slot) != open {
+                sight.forget();
+            }
+        }
+        self.looking = None;
     }
 
     /// The claim that [`Move::ReadClaim`] named was read: `counts` if it exists with that uid, unfinished.
@@ -208,8 +215,7 @@ impl Claimant {
             self.claim = None;
         }
         let (revision, next) = self
-            .lease
-            .value()
+            .lease(0)
             .map_or((0, None), |l| (l.resource_version, l.next.clone()));
         self.listed = Some(Listed {
             claims,
@@ -238,16 +244,19 @@ impl Claimant {
 
     /// The write is about to be sent.
     pub fn sending(&mut self, write: &Write) {
-        if let Write::Take(take) = write
-            && self.pending.as_ref() != Some(take)
+        if let Write::Take { slot, take } = write
+            && self
+                .pending
+                .as_ref()
+                .is_none_or(|(of, pending)| (of, pending) != (slot, take))
         {
-            self.pending = Some(take.clone());
+            self.pending = Some((*slot, take.clone()));
             self.may_land = false;
         }
     }
 
     /// The write, sent at `sent`, was answered. `Some` is the grant: the claimant's work ends there, but for a claim
-    /// that it may have left.
+    /// that it may have left, and for [`Claimant::served`].
     pub fn answered(
         &mut self,
         write: &Write,
@@ -255,46 +264,76 @@ impl Claimant {
         sent: Moment,
         now: Moment,
     ) -> Option<Held> {
+        let slot = write.slot();
         match (write, answer) {
-            (Write::Take(_) | Write::Confirm(_), Answer::Applied(record)) => {
+            (Write::Take { .. } | Write::Confirm { .. }, Answer::Applied(record)) => {
                 let unchanged = record.resource_version == write.record().resource_version;
                 let mine = self
                     .pending
                     .as_ref()
-                    .is_some_and(|take| record.grant_id().is(&take.grant));
+                    .is_some_and(|(_, take)| record.grant_id().is(&take.grant));
                 if unchanged || !mine {
                     self.may_land = true;
-                    self.must_read = true;
+                    self.read_again(slot);
                     return None;
                 }
-                let take = self.pending.take()?;
-                self.who.remembered = take.grant.token.get();
-                Some(Held::new(take.grant, record, sent, self.kill_grace))
+                let (_, take) = self.pending.take()?;
+                let token = take.grant.token.get();
+                let held = Held::new(take.grant, record.clone(), sent, self.kill_grace);
+                self.lease_seen(slot, Some(record), Seen::Watched, now);
+                let sight = self.slots.entry(slot).or_default();
+                sight.remembered = sight.remembered.max(token);
+                Some(held)
             }
             (Write::Name(_) | Write::PassOver(_), Answer::Applied(record)) => {
                 // A guarded write of its own that changed annotations only: nothing was missed in between.
-                self.lease_seen(Some(record), Seen::Watched, now);
+                self.lease_seen(0, Some(record), Seen::Watched, now);
                 None
             }
             (_, Answer::Refused) => {
                 if !self.may_land {
                     self.pending = None;
                 }
-                self.must_read = true;
+                self.read_again(slot);
                 None
             }
             (_, Answer::Unknown) => {
                 self.may_land |= self.pending.is_some();
-                self.must_read = true;
+                self.read_again(slot);
                 None
             }
         }
     }
 
+    fn read_again(&mut self, slot: u32) {
+        self.slots.entry(slot).or_default().must_read = true;
+    }
+
+    /// After a grant of another slot than 0: what is needed to move `next` on from this claimant's own claim, where it
+    /// names that. Until it is moved nobody behind is served.
+    #[must_use]
+    pub fn served(&self) -> Option<Served> {
+        let (claim, lease) = (self.claim.as_ref()?, self.lease(0)?);
+        let named = lease.next.as_ref() == Some(claim);
+        let mut claims = self.listed.as_ref()?.claims.iter();
+        let own = claims.find(|view| view.claim == *claim).filter(|_| named)?;
+        // Its own slot is not in the list of holders: it still has its place, so that the one after it is found.
+        let holders = self.slots.values().filter_map(Sight::holder_uid);
+        Some(Served {
+            own: own.clone(),
+            holders: holders
+                .filter(|uid| *uid != claim.uid)
+                .map(str::to_owned)
+                .collect(),
+            order: self.order(),
+        })
+    }
+
     /// What to do at `now`.
     pub fn decide(&mut self, now: Moment, wall: WallMicros) -> Move {
-        if self.must_read || matches!(self.lease, Known::Unread) {
-            return Move::ReadLease;
+        let queue = &self.slots[&0];
+        if queue.must_read || matches!(queue.lease, Known::Unread) {
+            return Move::ReadLease(0);
         }
         if let Some(settling) = self.settle(wall) {
             return settling;
@@ -305,8 +344,10 @@ impl Claimant {
         match &self.lock {
             Known::Unread => return Move::ReadLock,
             Known::Absent => return Move::Refuse(Refusal::NoLock),
-            Known::Present(lock) if lock.deleting => return Move::Refuse(Refusal::NoLock),
-            Known::Present(_) => {}
+            Known::Present(views) => match views.first() {
+                Some(lock) if !lock.deleting => {}
+                _ => return Move::Refuse(Refusal::NoLock),
+            },
         }
         self.seek(now, wall)
     }
@@ -314,19 +355,25 @@ impl Claimant {
     /// An unsettled take comes first: it was applied (then a renewal proves since when), or it can't be applied any
     /// more, or it is sent again: only one of the two can win, and both are the same grant.
     fn settle(&mut self, wall: WallMicros) -> Option<Move> {
-        let take = self.pending.as_ref()?;
+        let (slot, take) = self.pending.as_ref()?;
+        let slot = *slot;
+        let sight = self.slots.get(&slot)?;
+        if sight.must_read || matches!(sight.lease, Known::Unread) {
+            return Some(Move::ReadLease(slot));
+        }
         let base = &take.record;
-        if let Some(lease) = self.lease.value() {
+        if let Some(lease) = sight.lease.value() {
             if lease.grant_id().is(&take.grant) {
                 // The lock may be unread while stopping; what the take stored is then stored again.
-                let renewal = self.lock.value().map_or_else(
+                let record = self.lock(slot).map_or_else(
                     || change::renew(&stand_in(base), lease, &take.grant, wall),
                     |lock| change::renew(lock, lease, &take.grant, wall),
                 );
-                return Some(Move::Write(Write::Confirm(renewal)));
+                return Some(Move::Write(Write::Confirm { slot, record }));
             }
             if lease.uid == base.uid && lease.resource_version == base.resource_version {
-                return Some(Move::Write(Write::Take(take.clone())));
+                let take = take.clone();
+                return Some(Move::Write(Write::Take { slot, take }));
             }
         }
         self.pending = None;
@@ -339,265 +386,42 @@ impl Claimant {
             return Move::Gone;
         };
         if let Some(lease) = self
-            .lease
-            .value()
+            .lease(0)
             .filter(|lease| lease.next.as_ref() == Some(&claim))
         {
             if !self.list_is_fresh(lease) {
                 return Move::ListClaims;
             }
-            let after = self
-                .queue(lease)
-                .and_then(|queue| queue.after(&claim).cloned());
-            return Move::Write(Write::Name(change::name(
-                lease,
-                after.filter(|after| *after != claim),
-            )));
+            return Move::Write(Write::Name(change::name(lease, self.after(&claim))));
         }
         Move::DeleteClaim(claim)
     }
 
-    fn seek(&mut self, now: Moment, wall: WallMicros) -> Move {
-        let (Some(lease), Some(lock), Some(seen)) =
-            (self.lease.value(), self.lock.value(), &self.seen)
-        else {
-            self.takeable = None;
-            // A Lease goes with its lock.
-            return if self.lock_is_older {
-                Move::ReadLock
-            } else {
-                Move::Wait {
-                    until: None,
-                    why: Waiting::NoLease,
-                }
-            };
-        };
-        let standing = standing(lock, lease, seen, now);
-        if let Standing::Unavailable(why) = standing {
-            self.takeable = None;
-            // What the Lease newly shows may come with a lock that was opened, or made again.
-            return if self.lock_is_older {
-                Move::ReadLock
-            } else {
-                unavailable(why)
-            };
-        }
-        // An identity serves one grant: if this one's came and went unnoticed, it is spent.
-        let spent = lease.spec.holder == self.who.identity
-            || matches!(&lease.grant, GrantNote::V1(grant) if grant.holder == self.who.identity);
-        if spent {
-            return self
-                .claim
-                .clone()
-                .map_or(Move::StartOver, Move::DeleteClaim);
-        }
-        if self.claim.is_some() && self.listed.is_none() {
-            return Move::ListClaims;
-        }
-        if !standing.is_takeable() {
-            self.takeable = None;
-        } else if self
-            .takeable
-            .as_ref()
-            .is_none_or(|(_, next)| *next != lease.next)
-        {
-            self.takeable = Some((now, lease.next.clone()));
-        }
-        if standing.is_takeable() {
-            self.at_open_door(standing, now, wall)
-        } else {
-            self.at_closed_door(standing)
-        }
-    }
-
-    /// The lock can be had by the one whose turn it is.
-    fn at_open_door(&self, standing: Standing, now: Moment, wall: WallMicros) -> Move {
-        let (Some(lease), Some(claim)) = (self.lease.value(), &self.claim) else {
-            return self.at_open_door_without_claim(standing, wall);
-        };
-        match self.turn(lease) {
-            Turn::Mine if !self.was_listed_when_named(lease) => Move::ListClaims,
-            Turn::Mine => self.take(standing, self.next_after(lease, claim), wall),
-            Turn::Nobodys { .. } if !self.list_is_fresh(lease) => Move::ListClaims,
-            Turn::Nobodys { .. } => {
-                match self.queue(lease).and_then(|queue| queue.first().cloned()) {
-                    Some(first) if first == *claim => {
-                        self.take(standing, self.next_after(lease, claim), wall)
-                    }
-                    first => Move::Write(Write::Name(change::name(lease, first))),
-                }
-            }
-            Turn::Unknown(next) => Move::ReadClaim(next),
-            Turn::Anothers(next) => self.pass_over(lease, &next, claim, now),
-        }
-    }
-
-    fn at_open_door_without_claim(&self, standing: Standing, wall: WallMicros) -> Move {
-        let Some(lease) = self.lease.value() else {
-            return Move::ReadLease;
-        };
-        match self.turn(lease) {
-            Turn::Nobodys { stale: false } => self.take(standing, NextChange::Keep, wall),
-            Turn::Nobodys { stale: true } if !self.list_is_fresh(lease) => Move::ListClaims,
-            Turn::Nobodys { stale: true } => {
-                let first = self.queue(lease).and_then(|queue| queue.first().cloned());
-                match (self.patience, first) {
-                    // Others wait, though the one named is gone: queue behind them.
-                    (Patience::Wait, Some(_)) => Move::MakeClaim,
-                    (_, first) => self.take(standing, NextChange::Set(first), wall),
-                }
-            }
-            Turn::Unknown(next) => Move::ReadClaim(next),
-            Turn::Mine | Turn::Anothers(_) => self.queue_up(),
-        }
-    }
-
-    /// The lock is held; the queue is kept in order meanwhile.
-    fn at_closed_door(&self, standing: Standing) -> Move {
-        let (Some(lease), Some(_)) = (self.lease.value(), &self.claim) else {
-            return self.queue_up();
-        };
-        let until = match standing {
-            Standing::Held { until } => Some(until),
-            _ => None,
-        };
-        let why = if lease.is_missing() {
-            Waiting::Missing
-        } else {
-            Waiting::Holder
-        };
-        match self.turn(lease) {
-            Turn::Mine if !self.was_listed_when_named(lease) => Move::ListClaims,
-            Turn::Nobodys { .. } if !self.list_is_fresh(lease) => Move::ListClaims,
-            Turn::Nobodys { .. } => {
-                let first = self.queue(lease).and_then(|queue| queue.first().cloned());
-                Move::Write(Write::Name(change::name(lease, first)))
-            }
-            Turn::Unknown(next) => Move::ReadClaim(next),
-            Turn::Mine | Turn::Anothers(_) => Move::Wait { until, why },
-        }
-    }
-
-    fn queue_up(&self) -> Move {
-        match self.patience {
-            Patience::Wait => Move::MakeClaim,
-            Patience::Try => Move::Refuse(Refusal::Busy),
-        }
-    }
-
-    /// k places behind, after k times two seconds, and by a list made right before the write.
-    fn pass_over(
-        &self,
-        lease: &LeaseRecord,
-        next: &ClaimRef,
-        claim: &ClaimRef,
-        now: Moment,
-    ) -> Move {
-        let Some((since, _)) = &self.takeable else {
-            return Move::ReadLease;
-        };
-        let behind = self
-            .queue(lease)
-            .and_then(|queue| queue.places_behind(next, claim))
+    fn slot_count(&self) -> u32 {
+        self.lock
+            .value()
+            .and_then(|views| u32::try_from(views.len()).ok())
             .unwrap_or(1)
-            .max(1);
-        let patience = PASS_OVER_AFTER.saturating_mul(u32::try_from(behind).unwrap_or(u32::MAX));
-        let due = since.saturating_add(patience);
-        if now < due {
-            return Move::Wait {
-                until: Some(due),
-                why: Waiting::Turn,
-            };
-        }
-        if !self.list_is_fresh(lease) {
-            return Move::ListClaims;
-        }
-        let after = self
-            .queue(lease)
-            .and_then(|queue| queue.after(next).cloned());
-        Move::Write(Write::PassOver(change::name(lease, after)))
+            .max(1)
     }
 
-    fn take(&self, standing: Standing, next: NextChange, wall: WallMicros) -> Move {
-        let (Some(lease), Some(seen)) = (self.lease.value(), &self.seen) else {
-            return Move::ReadLease;
-        };
-        let Some(lock) = self.lock.value() else {
-            return Move::ReadLock;
-        };
-        // Before a silent holder is replaced the lock is read again, for each attempt: Hold may be new.
-        let is_fresh =
-            !self.lock_is_older && was_expired_when_read(lock, self.lock_read, lease, seen);
-        if standing == Standing::Expired && !is_fresh {
-            return Move::ReadLock;
-        }
-        match change::take(lock, lease, standing, &self.who, next, wall) {
-            Ok(take) => Move::Write(Write::Take(take)),
-            Err(change::TakeRefused::NoTokenLeft) => Move::Refuse(Refusal::NoTokenLeft),
-            Err(change::TakeRefused::NotTakeable) => Move::ReadLease,
-        }
+    /// The claim after this one, never this one itself.
+    fn after(&self, claim: &ClaimRef) -> Option<ClaimRef> {
+        self.queue()?.after(claim).cloned()
     }
 
-    /// The claim after one's own, of the list made when one was named; `next` goes with the last.
-    fn next_after(&self, lease: &LeaseRecord, claim: &ClaimRef) -> NextChange {
-        NextChange::Set(
-            self.queue(lease)
-                .and_then(|queue| queue.after(claim).cloned()),
-        )
-    }
-
-    fn turn(&self, lease: &LeaseRecord) -> Turn {
-        let Some(next) = lease.next.clone() else {
-            return Turn::Nobodys { stale: false };
-        };
-        if self.claim.as_ref() == Some(&next) {
-            return Turn::Mine;
-        }
-        if lease.holder_uid() == Some(next.uid.as_str()) {
-            return Turn::Nobodys { stale: true };
-        }
-        // A list made while this `next` stood tells as much as a read, and is there already for whoever queues.
-        if let Some(listed) = self
-            .listed
+    fn queue(&self) -> Option<Queue> {
+        let holders = self.slots.values().filter_map(Sight::holder_uid);
+        self.listed
             .as_ref()
-            .filter(|listed| listed.next.as_ref() == Some(&next))
-        {
-            let counts = listed
-                .claims
-                .iter()
-                .any(|claim| claim.claim == next && claim.waiting);
-            return if counts {
-                Turn::Anothers(next)
-            } else {
-                Turn::Nobodys { stale: true }
-            };
-        }
-        match &self.next_counts {
-            Some((read, false)) if *read == next => Turn::Nobodys { stale: true },
-            Some((read, true)) if *read == next => Turn::Anothers(next),
-            // A waiter does not read the claim at each change: whoever is behind a dead one passes over it.
-            _ if self.claim.is_some() && self.listed.is_some() => Turn::Anothers(next),
-            _ => Turn::Unknown(next),
-        }
-    }
-
-    fn queue(&self, lease: &LeaseRecord) -> Option<Queue> {
-        self.listed.as_ref().map(|listed| {
-            Queue::new(
-                listed.claims.iter().cloned(),
-                lease.holder_uid(),
-                self.order(),
-            )
-        })
+            .map(|listed| Queue::new(listed.claims.iter().cloned(), holders, self.order()))
     }
 
     fn order(&self) -> QueueOrder {
-        self.lock
-            .value()
-            .map_or(QueueOrder::Fifo, |lock| lock.order)
+        self.lock(0).map_or(QueueOrder::Fifo, |lock| lock.order)
     }
 
-    /// Whether the list was made after the Lease took its present state.
+    /// Whether the list was made after slot 0's Lease took its present state.
     fn list_is_fresh(&self, lease: &LeaseRecord) -> bool {
         self.listed
             .as_ref()
@@ -611,16 +435,6 @@ impl Claimant {
     }
 }
 
-/// Whether the lock was read at a moment at which the holder's time was up already.
-fn was_expired_when_read(
-    lock: &LockView,
-    read: Moment,
-    lease: &LeaseRecord,
-    seen: &Observation,
-) -> bool {
-    standing(lock, lease, seen, read) == Standing::Expired
-}
-
 /// A lock that makes a renewal store what `base` stores, for one that leaves and has not read the lock.
 fn stand_in(base: &LeaseRecord) -> LockView {
     let seconds = base
@@ -632,19 +446,5 @@ fn stand_in(base: &LeaseRecord) -> LockView {
         duration_seconds: seconds,
         longest_seconds: Some(seconds),
         ..LockView::default()
-    }
-}
-
-fn unavailable(why: Unavailable) -> Move {
-    match why {
-        Unavailable::NewerVersion => Move::Refuse(Refusal::NewerVersion),
-        Unavailable::NotOurs => Move::Wait {
-            until: None,
-            why: Waiting::Conflict,
-        },
-        Unavailable::NotOpened | Unavailable::OtherLock | Unavailable::Deleting => Move::Wait {
-            until: None,
-            why: Waiting::NotReady,
-        },
     }
 }

@@ -29,7 +29,7 @@ pub mod token;
 pub mod turns;
 
 pub use change::{NextChange, Requester, Take, TakeRefused};
-pub use claimant::Claimant;
+pub use claimant::{Claimant, Served};
 pub use holder::{Held, LossReason, Terms, TermsError, hold_end};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, Loss, OperatorMove, OperatorWrite};

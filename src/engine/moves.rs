@@ -24,8 +24,8 @@ pub enum Patience {
 pub enum Move {
     /// Read the lock; answer with [`Claimant::lock_read`].
     ReadLock,
-    /// Read the Lease; answer with [`Claimant::lease_seen`].
-    ReadLease,
+    /// Read the Lease of this slot; answer with [`Claimant::lease_seen`].
+    ReadLease(u32),
     /// Read one claim; answer with [`Claimant::claim_read`].
     ReadClaim(ClaimRef),
     /// List the lock's claims; answer with [`Claimant::claims_listed`].
@@ -54,13 +54,23 @@ pub enum Move {
 /// A guarded write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// Takes the lock.
-    Take(Take),
+    /// Takes a slot.
+    Take {
+        /// The slot.
+        slot: u32,
+        /// The grant.
+        take: Take,
+    },
     /// Renews a grant whose take was not answered, so that its deadline has a start.
-    Confirm(LeaseRecord),
-    /// Says whose turn it is.
+    Confirm {
+        /// The slot.
+        slot: u32,
+        /// The record to put in place.
+        record: LeaseRecord,
+    },
+    /// Says whose turn it is, on slot 0's Lease.
     Name(LeaseRecord),
-    /// Says whose turn it is, over one that did not take its own.
+    /// Says whose turn it is, over one that did not take its own, on slot 0's Lease.
     PassOver(LeaseRecord),
 }
 
@@ -69,8 +79,17 @@ impl Write {
     #[must_use]
     pub fn record(&self) -> &LeaseRecord {
         match self {
-            Write::Take(take) => &take.record,
-            Write::Confirm(record) | Write::Name(record) | Write::PassOver(record) => record,
+            Write::Take { take, .. } => &take.record,
+            Write::Confirm { record, .. } | Write::Name(record) | Write::PassOver(record) => record,
+        }
+    }
+
+    /// The slot whose Lease it writes.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        match self {
+            Write::Take { slot, .. } | Write::Confirm { slot, .. } => *slot,
+            Write::Name(_) | Write::PassOver(_) => 0,
         }
     }
 }

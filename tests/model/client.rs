@@ -134,13 +134,13 @@ impl Client {
         }
         let known = match &self.phase {
             Phase::Holding(held) => Some(held.record()),
-            _ => self.mind.lease(),
+            _ => self.mind.lease(0),
         };
         match (known, lease) {
             _ if !self.inbox.is_empty() => true,
             (Some(known), Some(lease)) => lease.resource_version > known.resource_version,
             (None, Some(_)) => {
-                self.mind.lease().is_some() || self.quiet.is_some() || self.air.is_some()
+                self.mind.lease(0).is_some() || self.quiet.is_some() || self.air.is_some()
             }
             (known, None) => known.is_some(),
         }
@@ -234,6 +234,7 @@ impl World {
                         }
                     }
                     _ => client.mind.lease_seen(
+                        0,
                         lease_for(setup, event.as_deref()),
                         Seen::Watched,
                         now,
@@ -269,7 +270,7 @@ impl World {
                 Seen::Read
             };
             let lease = lease_for(setup, lease.as_deref());
-            client.mind.lease_seen(lease, seen, self.moment());
+            client.mind.lease_seen(0, lease, seen, self.moment());
         }
         client.prune(lease.as_deref());
     }
@@ -290,12 +291,12 @@ impl World {
             match client.mind.decide(now, wall) {
                 Move::ReadLock => {
                     // A broken shell answers with what it read first.
-                    let known = client.mind.lock().cloned();
+                    let known = client.mind.lock(0).cloned();
                     let stale = known.filter(|_| setup.broken == Some(Broken::KeepsTheLock));
                     let lock = stale.unwrap_or_else(|| lock_for(setup, &self.server.lock));
-                    client.mind.lock_read(Some(lock), now);
+                    client.mind.lock_read(Some(vec![lock]), now);
                 }
-                Move::ReadLease => self.reread_as_read(setup, client),
+                Move::ReadLease(_) => self.reread_as_read(setup, client),
                 Move::ReadClaim(claim) => {
                     let counts = self.server.has_claim(&claim);
                     client.mind.claim_read(&claim, counts);
@@ -354,18 +355,18 @@ impl World {
     fn judge(&mut self, client: &Client, write: &Write) {
         let silent = client
             .mind
-            .lease()
+            .lease(0)
             .is_some_and(|lease| !lease.is_free() && self.server.lock.min_token.is_none());
         let new = !client.mind.is_unsettled();
         let hold = self.server.lock.on_holder_lost == OnHolderLost::Hold;
-        if matches!(write, Write::Take(_)) && silent && new && hold {
+        if matches!(write, Write::Take { .. }) && silent && new && hold {
             self.violation = Some(Violation::HoldBroken);
         }
     }
 
     fn reread_as_read(&mut self, setup: &Setup, client: &mut Client) {
         let lease = lease_for(setup, self.server.lease.as_deref());
-        client.mind.lease_seen(lease, Seen::Read, self.moment());
+        client.mind.lease_seen(0, lease, Seen::Read, self.moment());
         client.read_at = self.now;
         let lease = self.server.lease.clone();
         client.prune(lease.as_deref());
@@ -419,7 +420,7 @@ impl World {
             world.reread(setup, client);
             if client.phase == Phase::Seeking {
                 let lock = lock_for(setup, &world.server.lock);
-                client.mind.lock_read(Some(lock), world.moment());
+                client.mind.lock_read(Some(vec![lock]), world.moment());
             }
         });
     }

@@ -17,7 +17,7 @@ impl World {
                 world.orphans.push(Orphan {
                     client: number,
                     record: air.what.record().clone(),
-                    is_take: matches!(air.what, Sent::Seek(Write::Take(_))),
+                    is_take: matches!(air.what, Sent::Seek(Write::Take { .. })),
                 });
                 world.answer(setup, client, air, Answer::Unknown);
                 return;
@@ -49,7 +49,7 @@ impl World {
     /// The server applies a client's write, or refuses it.
     fn apply(&mut self, setup: &Setup, client: &Client, what: &Sent) -> Answer {
         let record = what.record();
-        let take = matches!(what, Sent::Seek(Write::Take(_)));
+        let take = matches!(what, Sent::Seek(Write::Take { .. }));
         match self.put(setup, record, take.then_some(client)) {
             Ok(now) => {
                 if now.resource_version == record.resource_version {

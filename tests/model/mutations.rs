@@ -44,11 +44,11 @@ pub enum Broken {
 
 /// The write that a broken shell sends.
 pub fn write(broken: Option<Broken>, write: Write) -> Write {
-    let Write::Take(take) = write else {
+    let Write::Take { slot, take } = write else {
         return write;
     };
     if broken != Some(Broken::CountsTokens) {
-        return Write::Take(take);
+        return Write::Take { slot, take };
     }
     let last = match &take.record.ended {
         Some(ended) => ended.token,
@@ -58,11 +58,12 @@ pub fn write(broken: Option<Broken>, write: Write) -> Write {
     grant.token = FencingToken::new(last + 1).unwrap();
     let mut record = take.record;
     record.grant = GrantNote::V1(grant.clone());
-    Write::Take(Take {
+    let take = Take {
         record,
         grant,
         ahead_of_revision: false,
-    })
+    };
+    Write::Take { slot, take }
 }
 
 /// Whether a broken shell does not send the write.

@@ -259,8 +259,8 @@ fn a_take_answered_late_leaves_what_is_left_of_its_lease() {
 
 fn waiting(lock: &LockView, lease: LeaseRecord, claims: Vec<ClaimView>) -> Claimant {
     let mut me = Claimant::new(who("me/0"), Patience::Wait, Duration::ZERO);
-    me.lock_read(Some(lock.clone()), secs(0));
-    me.lease_seen(Some(lease), Seen::Read, secs(0));
+    me.lock_read(Some(vec![lock.clone()]), secs(0));
+    me.lease_seen(0, Some(lease), Seen::Read, secs(0));
     me.joined(claim("me"), "me/uid-me".to_owned());
     me.claims_listed(claims);
     me
@@ -283,8 +283,9 @@ fn a_hold_in_between_restarts_the_two_seconds() {
         ..free.clone()
     };
     held.spec.holder = "foreign".to_owned();
-    me.lease_seen(Some(held), Seen::Watched, secs(1));
+    me.lease_seen(0, Some(held), Seen::Watched, secs(1));
     me.lease_seen(
+        0,
         Some(LeaseRecord {
             resource_version: 102,
             ..free
@@ -298,9 +299,9 @@ fn a_hold_in_between_restarts_the_two_seconds() {
 #[test]
 fn a_lease_that_goes_makes_the_lock_be_read() {
     let mut me = waiting(&lock(), lease(100), vec![view("me", 2)]);
-    me.lease_seen(None, Seen::Watched, secs(1));
-    assert_eq!(me.decide(secs(1), 0), Move::ReadLease);
-    me.lease_seen(None, Seen::Read, secs(1));
+    me.lease_seen(0, None, Seen::Watched, secs(1));
+    assert_eq!(me.decide(secs(1), 0), Move::ReadLease(0));
+    me.lease_seen(0, None, Seen::Read, secs(1));
     assert_eq!(me.decide(secs(1), 0), Move::ReadLock);
     me.lock_read(None, secs(1));
     assert_eq!(me.decide(secs(1), 0), Move::Refuse(Refusal::NoLock));
@@ -320,7 +321,7 @@ fn the_lock_is_read_again_for_each_attempt_to_replace_a_silent_holder() {
     let claims = vec![view("me", 1), view("b", 2)];
     let mut me = waiting(&lock(), named(100, "me"), claims.clone());
     assert_eq!(me.decide(secs(15), 0), Move::ReadLock);
-    me.lock_read(Some(lock()), secs(15));
+    me.lock_read(Some(vec![lock()]), secs(15));
     let Move::Write(write) = me.decide(secs(15), 0) else {
         panic!("it takes");
     };
@@ -328,8 +329,8 @@ fn the_lock_is_read_again_for_each_attempt_to_replace_a_silent_holder() {
     // Somebody has passed over it, and it is its turn again a while later; Hold may be new by then.
     let refused = me.answered(&write, Answer::Refused, secs(15), secs(15));
     assert_eq!(refused, None);
-    me.lease_seen(Some(named(101, "b")), Seen::Read, secs(15));
-    me.lease_seen(Some(named(102, "me")), Seen::Watched, secs(40));
+    me.lease_seen(0, Some(named(101, "b")), Seen::Read, secs(15));
+    me.lease_seen(0, Some(named(102, "me")), Seen::Watched, secs(40));
     me.claims_listed(claims);
     assert_eq!(me.decide(secs(40), 0), Move::ReadLock);
 }

@@ -141,7 +141,7 @@ impl Stage {
             "read" => self.show(Seen::Read),
             // An event tells the claimant of a deletion.
             "gone" => {
-                self.me.lease_seen(None, Seen::Watched, self.now);
+                self.me.lease_seen(0, None, Seen::Watched, self.now);
                 vec![]
             }
             "show" => vec![self.lease.as_ref().map_or("none".to_owned(), summary)],
@@ -218,7 +218,7 @@ impl Stage {
                 other => panic!("unknown field {other}"),
             }
         }
-        self.me.lock_read(Some(self.lock.clone()), self.now);
+        self.me.lock_read(Some(vec![self.lock.clone()]), self.now);
         self.keeper.lock_read(self.lock.clone(), self.now);
         vec![]
     }
@@ -266,7 +266,7 @@ impl Stage {
             (Some(lease), none) => *none = Some(Observation::first(lease, self.now)),
             (None, some) => *some = None,
         }
-        self.me.lease_seen(self.lease.clone(), seen, self.now);
+        self.me.lease_seen(0, self.lease.clone(), seen, self.now);
         self.keeper.lease_seen(self.lease.clone(), seen, self.now);
         vec![]
     }
@@ -340,11 +340,12 @@ impl Stage {
             match self.me.decide(self.now, self.wall()) {
                 Move::ReadLock => {
                     said.push("reads the lock".to_owned());
-                    self.me.lock_read(Some(self.lock.clone()), self.now);
+                    self.me.lock_read(Some(vec![self.lock.clone()]), self.now);
                 }
-                Move::ReadLease => {
+                Move::ReadLease(_) => {
                     said.push("reads the lease".to_owned());
-                    self.me.lease_seen(self.lease.clone(), Seen::Read, self.now);
+                    self.me
+                        .lease_seen(0, self.lease.clone(), Seen::Read, self.now);
                 }
                 Move::ReadClaim(claim) => {
                     said.push(format!("reads the claim {}", claim.name));
@@ -372,8 +373,8 @@ impl Stage {
                 }
                 Move::Write(write) => {
                     let kind = match &write {
-                        Write::Take(_) => "takes",
-                        Write::Confirm(_) => "confirms",
+                        Write::Take { .. } => "takes",
+                        Write::Confirm { .. } => "confirms",
                         Write::Name(_) => "names",
                         Write::PassOver(_) => "passes over",
                     };

@@ -18,6 +18,7 @@ mod client_cancel;
 mod client_herd;
 #[cfg(target_os = "linux")]
 mod client_seams;
+mod client_slots;
 #[cfg(target_os = "linux")]
 mod client_waits;
 #[cfg(target_os = "linux")]
@@ -25,6 +26,7 @@ mod docs;
 #[cfg(target_os = "linux")]
 mod docs_cases;
 mod engine_rules;
+mod engine_slots;
 mod engine_transcripts;
 mod engine_words;
 #[cfg(feature = "fence-postgres")]

@@ -72,6 +72,8 @@ pub struct Rule {
 pub struct Call {
     pub verb: &'static str,
     pub resource: String,
+    /// The object's name; of a watch the one that its field selector picks.
+    pub name: String,
     pub body: Value,
     pub at: MonoInstant,
     /// What the server answered, if it has.
@@ -91,11 +93,12 @@ struct State {
 
 impl State {
     /// Writes a call down, and says where.
-    fn note(&self, verb: &'static str, resource: &str, body: Value) -> usize {
+    fn note(&self, verb: &'static str, resource: &str, name: String, body: Value) -> usize {
         let mut calls = self.calls.lock().unwrap();
         calls.push(Call {
             verb,
             resource: resource.to_owned(),
+            name,
             body,
             at: MonoInstant::now(),
             code: None,
@@ -262,7 +265,7 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
         };
         let mut down = state.down.subscribe();
         if *down.borrow_and_update() {
-            state.note("connect", "", Value::Null);
+            state.note("connect", "", String::new(), Value::Null);
             continue;
         }
         let wire = Wire {
@@ -344,12 +347,9 @@ async fn answer(
 ) -> Result<Answer, io::Error> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-    let (verb, resource) = what(&parts.method, &parts.uri);
-    let index = state.note(
-        verb,
-        &resource,
-        serde_json::from_slice(&body).unwrap_or(Value::Null),
-    );
+    let (verb, resource, name) = what(&parts.method, &parts.uri);
+    let sent = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let index = state.note(verb, &resource, name, sent);
     let fault = {
         let mut rules = state.rules.lock().unwrap();
         let rule = rules.iter_mut().find(|rule| {
@@ -473,8 +473,8 @@ fn status_object(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// Verb and resource of a call, as RBAC names them.
-fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String) {
+/// Verb, resource and name of a call, as RBAC names them.
+fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String, String) {
     let mut path = uri
         .path()
         .trim_matches('/')
@@ -482,9 +482,11 @@ fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String) {
         .skip_while(|part| *part != "namespaces");
     let mut next = || path.next().unwrap_or_default().to_owned();
     let (_, _, resource, name, _) = (next(), next(), next(), next(), next());
-    let watches = uri
-        .query()
-        .is_some_and(|query| query.contains("watch=true"));
+    let query = uri.query().unwrap_or_default();
+    let watches = query.contains("watch=true");
+    let selected = query
+        .split('&')
+        .find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
     let verb = match *method {
         Method::GET if watches => "watch",
         Method::GET if name.is_empty() => "list",
@@ -495,5 +497,6 @@ fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String) {
         Method::DELETE => "delete",
         _ => "other",
     };
-    (verb, resource)
+    let name = selected.map_or(name, str::to_owned);
+    (verb, resource, name)
 }

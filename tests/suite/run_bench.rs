@@ -151,12 +151,27 @@ impl Bench {
         lock
     }
 
+    /// The same for a lock of so many slots.
+    pub async fn opened_slots(&self, name: &str, seconds: i32, slots: i32) -> DistributedLock {
+        let spec = json!({"leaseDurationSeconds": seconds, "maxHolders": slots});
+        let lock = self.lock_of(spec, name).await;
+        for slot in 0..slots {
+            self.make_slot_lease(&lock, slot, "").await;
+        }
+        self.open_status_of(&lock, seconds, slots).await;
+        lock
+    }
+
     /// The Lease of a lock; the holder is empty for a free one.
     pub async fn make_lease(&self, lock: &DistributedLock, holder: &str) {
+        self.make_slot_lease(lock, 0, holder).await;
+    }
+
+    async fn make_slot_lease(&self, lock: &DistributedLock, slot: i32, holder: &str) {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {
-                "name": lock.name_any(),
+                "name": lock.slot_lease_name(slot),
                 "labels": {"leasehold.dev/lock": lock.name_any()},
                 "ownerReferences": [lock.owner_ref(&()).unwrap()],
             },
@@ -171,8 +186,13 @@ impl Bench {
 
     /// The first entry of status, without which nobody takes.
     pub async fn open_status(&self, lock: &DistributedLock, longest: i32) {
+        self.open_status_of(lock, longest, 1).await;
+    }
+
+    async fn open_status_of(&self, lock: &DistributedLock, longest: i32, slots: i32) {
+        let entry = |slot| json!({"slot": slot, "fencingToken": 0, "holderIdentity": ""});
         let status = json!({"status": {
-            "slots": [{"slot": 0, "fencingToken": 0, "holderIdentity": ""}],
+            "slots": (0..slots).map(entry).collect::<Vec<_>>(),
             "longestLeaseDurationSeconds": longest,
         }});
         self.locks()

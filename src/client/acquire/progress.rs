@@ -14,6 +14,8 @@ pub struct WaitReport {
     pub lock: String,
     /// What it waits for.
     pub why: Option<Waiting>,
+    /// How many slots the lock has. Of more than one, what is said of the holder is about slot 0's.
+    pub slots: u32,
     /// The Lease's `holderIdentity`; `None` when it is free.
     pub holder: Option<String>,
     /// Since when, by the holder's clock.
@@ -49,6 +51,9 @@ impl fmt::Display for WaitReport {
         }
         if let (Some(since), Some(_)) = (self.since, &self.holder) {
             write!(f, " since {since:.0}")?;
+        }
+        if self.slots > 1 && self.holder.is_some() {
+            write!(f, " (slot 0 of {})", self.slots)?;
         }
         if let Some(token) = self.token {
             write!(f, " with token {token}")?;

@@ -3,20 +3,22 @@
 use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 
 use super::{Ending, Seeker, Step};
-use crate::client::Progress;
 use crate::client::calls::{CALL_LIMIT, backoff};
+use crate::client::claims::ClaimStore;
 use crate::client::error::AcquireError;
 use crate::client::guard::{Facts, Guard, State};
 use crate::client::identity::{identity, random_uid};
 use crate::client::keep::{Keep, deadlines};
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
-use crate::engine::{ClaimRef, Held, LockView, PodRef, Seen, Write, hold_end};
+use crate::client::{Listener, Progress};
+use crate::engine::{ClaimRef, Held, LockView, PodRef, Seen, Served, Write, hold_end};
 use crate::lease::store::{Access, CLAIMS, LEASES, LOCKS};
 use crate::lease::view::lock_view;
-use crate::lease::{Put, StoreError};
+use crate::lease::{FoundLease, LeaseStore, Put, StoreError};
 
 impl Seeker {
     pub(super) async fn read_lock(&mut self) -> Step {
@@ -47,12 +49,14 @@ impl Seeker {
                 message: format!("it cannot be decoded: {}", error.error),
             }),
             Ok(lock) => {
-                let view = lock_view(&lock, 0, false);
-                if let Err(error) = self.request.check_grace(&view) {
+                let views: Vec<_> = (0..lock.spec.effective_max_holders())
+                    .map(|slot| lock_view(&lock, slot, false))
+                    .collect();
+                if let Err(error) = self.request.check_grace(&views[0]) {
                     return Step::Over(error);
                 }
-                self.lease_name = Some(lock.slot_lease_name(0));
-                self.claimant.lock_read(Some(view), asked);
+                self.lease_name = Some(lock.lease_name());
+                self.claimant.lock_read(Some(views), asked);
                 Step::Next
             }
         }
@@ -114,15 +118,16 @@ impl Seeker {
     }
 
     pub(super) async fn write(&mut self, write: Write) -> Step {
-        let (Some(name), Some(found)) = (self.lease_name.clone(), self.found.clone()) else {
-            return Step::Next;
+        let slot = write.slot();
+        let replaces = |found: &&FoundLease| {
+            found.record.resource_version == write.record().resource_version
+                && found.record.uid == write.record().uid
         };
-        if found.record.resource_version != write.record().resource_version
-            || found.record.uid != write.record().uid
-        {
+        let Some(found) = self.found.get(&slot).filter(replaces).cloned() else {
             // The object at hand is not the one that the write replaces: read it again.
-            return self.see_again().await;
-        }
+            return self.read_lease(slot).await;
+        };
+        let name = self.lease_name(slot);
         self.claimant.sending(&write);
         let sent = self.boot();
         // An answer that comes after the lease has ended is of no use.
@@ -133,9 +138,9 @@ impl Seeker {
         match put {
             Put::Applied(applied) => {
                 self.fine(("update", LEASES));
-                self.found = Some(*applied);
+                self.found.insert(slot, *applied);
                 match held {
-                    Some(held) => self.granted(held).await,
+                    Some(held) => self.granted(slot, held).await,
                     None => Step::Next,
                 }
             }
@@ -150,13 +155,13 @@ impl Seeker {
     }
 
     /// A take answered too late to be used is released, and so is one that nobody wants any more.
-    async fn granted(&mut self, held: Held) -> Step {
+    async fn granted(&mut self, slot: u32, held: Held) -> Step {
         let wanted = !matches!(self.ending, Some((Ending::CallerGone, _)));
         if wanted && held.is_held(self.boot()) {
-            return Step::Granted(Box::new(held));
+            return Step::Granted(slot, Box::new(held));
         }
         let mut held = held;
-        let Some((mut renewer, lock)) = self.renewer() else {
+        let Some((mut renewer, lock)) = self.renewer(slot) else {
             return Step::Next;
         };
         let reason = if wanted {
@@ -167,46 +172,46 @@ impl Seeker {
         if let Err(error) = renewer.release(&mut held, &lock, reason).await {
             tracing::warn!(lock = %self.request.name, error, "a lock that was granted too late was not released");
         }
-        self.found = None;
-        self.claimant.lease_seen(None, Seen::Read, self.mono());
-        self.see_again().await
+        self.see(slot, None, Seen::Read);
+        self.read_lease(slot).await
     }
 
-    pub(super) async fn see_again(&mut self) -> Step {
-        let name = self.lease_name.clone().unwrap_or_default();
+    pub(super) async fn read_lease(&mut self, slot: u32) -> Step {
+        let name = self.lease_name(slot);
         match self.leases.get(&name, self.call_limit()).await {
             Ok(found) => {
                 self.fine(("get", LEASES));
-                self.see(found, Seen::Read);
+                self.see(slot, found, Seen::Read);
                 Step::Next
             }
             Err(error) => self.trouble(error),
         }
     }
 
-    fn renewer(&self) -> Option<(Renewer, LockView)> {
+    fn renewer(&self, slot: u32) -> Option<(Renewer, LockView)> {
         let locks = &self.request.locks;
         let renewer = Renewer::new(
             Arc::clone(&locks.lifeline),
             &locks.namespace,
-            self.lease_name.as_ref()?,
-            self.found.clone()?,
+            &self.lease_name(slot),
+            self.found.get(&slot)?.clone(),
             Arc::clone(&locks.clock),
         );
-        Some((renewer.ok()?, self.claimant.lock()?.clone()))
+        Some((renewer.ok()?, self.claimant.lock(slot)?.clone()))
     }
 
-    pub(super) fn guard(&mut self, mut held: Held) -> Result<Guard, AcquireError> {
-        let Some((renewer, lock)) = self.renewer() else {
+    pub(super) fn guard(&mut self, slot: u32, mut held: Held) -> Result<Guard, AcquireError> {
+        let Some((renewer, lock)) = self.renewer(slot) else {
             return Err(AcquireError::Unsettled {
                 lock: self.request.name.clone(),
                 within: self.lease_duration(),
             });
         };
+        let number = i32::try_from(slot).unwrap_or(i32::MAX);
         let facts = Facts {
             lock: self.request.name.clone(),
             namespace: self.request.locks.namespace.clone(),
-            slot: 0,
+            slot: number,
             identity: held.grant().holder.clone(),
             token: held.grant().token,
         };
@@ -215,41 +220,19 @@ impl Seeker {
         let (state_sender, state) =
             watch::channel(State::Held(deadlines(&held), held.reason_at_deadline(None)));
         let (release, release_receiver) = oneshot::channel();
-        let leaving = self.claimant.claim().cloned().map(|claim| {
-            let (claims, progress) = (self.claims.clone(), self.request.progress.clone());
-            tokio::spawn(async move {
-                for attempt in 0..5 {
-                    match claims.delete(&claim, CALL_LIMIT).await {
-                        Ok(()) => return,
-                        Err(error @ StoreError::Forbidden { .. }) => {
-                            if let Some(tell) = progress {
-                                tell(&Progress::ClaimLeft(error.to_string()));
-                            }
-                            return;
-                        }
-                        Err(error) => {
-                            tracing::debug!(%error, "a claim that was served is not deleted yet");
-                        }
-                    }
-                    tokio::time::sleep(backoff(attempt)).await;
-                }
-            })
-        });
-        let lease_name = self.lease_name.clone().unwrap_or_default();
         let keep = Keep {
             held,
             granted,
             renewer,
             lock,
-            slot: 0,
+            slot: number,
             locks: self.locks.clone(),
-            watch: self
-                .watch
-                .take()
-                .unwrap_or_else(|| LeaseWatch::new(self.leases.api().clone(), &lease_name)),
+            watch: self.watches.take(slot).unwrap_or_else(|| {
+                LeaseWatch::new(self.leases.api().clone(), &self.lease_name(slot))
+            }),
             state: state_sender,
             release: release_receiver,
-            leaving,
+            leaving: self.leave_queue(),
             clock: Arc::clone(&self.request.locks.clock),
         };
         tokio::spawn(keep.run());
@@ -259,6 +242,64 @@ impl Seeker {
             release,
             clock: Arc::clone(&self.request.locks.clock),
         })
+    }
+
+    /// The claim has been served: it is deleted, then `next` is moved on where the take has not done so.
+    fn leave_queue(&self) -> Option<JoinHandle<()>> {
+        let claim = self.claimant.claim().cloned()?;
+        let (claims, progress) = (self.claims.clone(), self.request.progress.clone());
+        let (leases, name) = (self.leases.clone(), self.lease_name(0));
+        let served = self.claimant.served();
+        Some(tokio::spawn(async move {
+            // In this order: whoever lists the claims after `next` has moved does not find this one among them.
+            delete_served(&claims, &claim, progress).await;
+            if let Some(served) = served {
+                move_on(&leases, &name, &claims, &served).await;
+            }
+        }))
+    }
+}
+
+async fn delete_served(claims: &ClaimStore, claim: &ClaimRef, progress: Option<Listener>) {
+    for attempt in 0..5 {
+        match claims.delete(claim, CALL_LIMIT).await {
+            Ok(()) => return,
+            Err(error @ StoreError::Forbidden { .. }) => {
+                if let Some(tell) = progress {
+                    tell(&Progress::ClaimLeft(error.to_string()));
+                }
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "a claim that was served is not deleted yet"),
+        }
+        tokio::time::sleep(backoff(attempt)).await;
+    }
+}
+
+/// Moves `next` on, while it names the claim that was served. Where that does not succeed the operator does it, or
+/// whoever looks around.
+async fn move_on(leases: &LeaseStore, name: &str, claims: &ClaimStore, served: &Served) {
+    for attempt in 0..5 {
+        let read = async {
+            let waiting = claims.list(CALL_LIMIT).await?;
+            Ok::<_, StoreError>((waiting, leases.get(name, CALL_LIMIT).await?))
+        };
+        match read.await {
+            Ok((waiting, Some(found))) => {
+                let Some(record) = served.moves_on(&found.record, waiting) else {
+                    return;
+                };
+                match leases.put(name, &found, &record, CALL_LIMIT).await {
+                    Put::Applied(_) | Put::Forbidden(_) | Put::Refused(_) => return,
+                    // Renewed meanwhile, mostly.
+                    Put::Conflict => continue,
+                    Put::Gone | Put::Unknown(_) => {}
+                }
+            }
+            Ok((_, None)) => return,
+            Err(error) => tracing::debug!(%error, "whose turn it is could not be moved on yet"),
+        }
+        tokio::time::sleep(backoff(attempt)).await;
     }
 }
 

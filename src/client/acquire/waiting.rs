@@ -9,7 +9,7 @@ use crate::api::FencingToken;
 use crate::client::calls::backoff;
 use crate::client::claims::OwnClaim;
 use crate::client::error::AcquireError;
-use crate::client::watch::{LeaseWatch, Sight};
+use crate::client::watch::Sight;
 use crate::client::{Progress, WaitReport};
 use crate::engine::{ClaimRef, LeaseRecord, Moment, Patience, Refusal, Terms, Waiting};
 use crate::lease::store::{CLAIMS, StoreError};
@@ -40,11 +40,11 @@ impl Seeker {
             return Step::Over(AcquireError::NotReady(Box::new(self.report(Some(why)))));
         }
         self.announce_wait(why, until);
-        let name = self.lease_name.clone().unwrap_or_default();
-        if self.watch.is_none() && self.watch_again.is_none_or(|at| self.mono() >= at) {
-            self.watch = Some(LeaseWatch::new(self.leases.api().clone(), &name));
-        }
-        let period = if self.watch.is_none() || unready {
+        let wanted = self.claimant.watched();
+        let wanted: Vec<_> = wanted.map(|slot| (slot, self.lease_name(slot))).collect();
+        let now = self.mono();
+        self.watches.keep(self.leases.api(), &wanted, now);
+        let period = if !self.watches.are_open() || unready {
             self.terms().retry_period()
         } else {
             self.terms().slow_beat()
@@ -59,35 +59,28 @@ impl Seeker {
             .flatten()
             .fold(beat, Moment::min);
         let pause = wake.saturating_sub(self.mono());
-        let watched = async {
-            match &mut self.watch {
-                Some(watch) => watch.next().await,
-                None => std::future::pending().await,
-            }
-        };
         let sight = tokio::select! {
-            sight = watched => Some(sight),
+            sight = self.watches.next() => Some(sight),
             () = tokio::time::sleep(pause) => None,
         };
         match sight {
-            Some(Sight::Lease(found, seen)) => {
+            Some((slot, Sight::Lease(found, seen))) => {
                 // Calls may fail all the same, so their failures still count.
                 self.contact = true;
                 self.last_error = None;
-                self.watch_again = None;
-                self.see(Some(*found), seen);
+                self.see(slot, Some(*found), seen);
                 Step::Next
             }
-            Some(Sight::NoLease(seen)) => {
-                self.see(None, seen);
+            Some((slot, Sight::NoLease(seen))) => {
+                self.see(slot, None, seen);
                 Step::Next
             }
-            Some(Sight::Forbidden) => {
-                if self.watch_again.is_none() {
-                    tracing::warn!(lease = %name, "not allowed to watch the lease: reading it instead");
+            Some((slot, Sight::Forbidden)) => {
+                let again = self.mono().saturating_add(WATCH_AGAIN_AFTER);
+                if self.watches.forbidden(slot, again) {
+                    let lease = self.lease_name(slot);
+                    tracing::warn!(%lease, "not allowed to watch the lease: reading it instead");
                 }
-                self.watch = None;
-                self.watch_again = Some(self.mono().saturating_add(WATCH_AGAIN_AFTER));
                 self.beat = None;
                 Step::Next
             }
@@ -119,11 +112,22 @@ impl Seeker {
         if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) = self.read_lock().await {
             return step;
         }
-        if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) = self.see_again().await {
-            return step;
+        for slot in self.claimant.watched() {
+            if let step @ (Step::Over(_) | Step::Gone | Step::Pause(_)) =
+                self.read_lease(slot).await
+            {
+                return step;
+            }
+        }
+        // The further behind, the less often, so that a long queue costs the server little.
+        self.beats += 1;
+        let behind = self.claimant.place().map_or(1, |place| place.max(2) - 1);
+        if self.beats >= behind {
+            self.beats = 0;
+            self.claimant.look_around(self.mono());
         }
         match self.claimant.claim().cloned() {
-            Some(claim) if self.watch.is_some() => self.look_after_claim(&claim).await,
+            Some(claim) if self.watches.are_open() => self.look_after_claim(&claim).await,
             _ => Step::Next,
         }
     }
@@ -268,13 +272,14 @@ impl Seeker {
     }
 
     pub(super) fn report(&self, why: Option<Waiting>) -> WaitReport {
-        let lease = self.claimant.lease();
+        let lease = self.claimant.lease(0);
         let holder = lease
             .map(|lease| lease.spec.holder.clone())
             .filter(|holder| !holder.is_empty());
         WaitReport {
             lock: self.request.name.clone(),
             why,
+            slots: self.claimant.lock(0).map_or(1, |lock| lock.max_holders),
             since: lease
                 .and_then(|lease| lease.spec.acquire_time)
                 .and_then(|micros| Timestamp::from_microsecond(micros).ok()),
