@@ -7,7 +7,7 @@ use leasehold::engine::EndKind;
 use leasehold::supervise::Signal;
 use serde_json::json;
 
-use super::proxy::Proxy;
+use super::proxy::{Call, Fault, Proxy};
 use super::run_bench::{BUSY, Bench, long, until};
 use super::run_process::RunBuilder;
 
@@ -97,7 +97,7 @@ async fn the_command_finds_a_list_and_each_locks_own_in_its_environment() {
     assert_eq!(value("LEASEHOLD_HOLDER"), holders.join(","));
     // What it was told is what was granted; taken in the order of the names, and given back the other way round.
     let puts = proxy.puts();
-    let granted = |put: &super::proxy::Call| {
+    let granted = |put: &Call| {
         let text = |field: &serde_json::Value| field.as_str().unwrap_or_default().to_owned();
         (
             text(&put.body["metadata"]["name"]),
@@ -164,11 +164,20 @@ async fn a_signal_while_it_waits_for_the_second_lock_gives_the_first_back() {
     }
     let holder = bench.run("b").by("holder").works_on().start();
     bench.until_noted("start", "holder", BUSY).await;
-    let waiter = working(&bench, &["a", "b"], "waiter").start();
+    let proxy = Proxy::new(&bench).await;
+    let waiter = working(&bench, &["a", "b"], "waiter");
+    let waiter = waiter.env("KUBECONFIG", proxy.kubeconfig()).start();
     bench.until_waiting(1).await;
     assert!(!is_free(&bench, "a").await);
+    let slow = Fault::DelayRequest(Duration::from_secs(1));
+    proxy.always("update", "leases", slow);
     waiter.signal(Signal::TERM);
-    // A second one does not skip the release.
+    until("it gives the first back", BUSY, async || {
+        let mut puts = proxy.puts().into_iter();
+        puts.any(|put| put.body["spec"]["holderIdentity"] == "")
+    })
+    .await;
+    // A second one does not skip that.
     waiter.signal(Signal::INT);
     waiter.ends(BUSY).await.assert(143, &[]);
     assert!(is_free(&bench, "a").await);
