@@ -41,7 +41,7 @@ fn files_below(folder: &str) -> BTreeSet<String> {
 }
 
 /// The documents: everything in Markdown at the root and in docs/.
-fn documents() -> Vec<String> {
+pub fn documents() -> Vec<String> {
     let at_root = fs::read_dir(root()).expect("the root").map(|entry| {
         let name = entry.expect("an entry").file_name();
         name.to_string_lossy().into_owned()
@@ -50,6 +50,12 @@ fn documents() -> Vec<String> {
         .chain(files_below("docs"))
         .filter(|path| is_kind(path, "md"))
         .collect()
+}
+
+/// The manifests among the examples.
+pub fn examples() -> Vec<String> {
+    let files = files_below("examples").into_iter();
+    files.filter(|path| is_kind(path, "yaml")).collect()
 }
 
 pub fn is_kind(path: &str, extension: &str) -> bool {

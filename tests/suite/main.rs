@@ -25,6 +25,7 @@ mod client_waits;
 mod docs;
 #[cfg(target_os = "linux")]
 mod docs_cases;
+mod docs_manifests;
 mod engine_rules;
 mod engine_slots;
 mod engine_transcripts;

@@ -1,0 +1,64 @@
+//! Every manifest in the documents and among the examples is taken by the server as it is printed.
+
+use kube::api::{Api, DynamicObject, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use serde_json::Value;
+
+use super::docs::{documents, examples, read};
+use super::server;
+
+/// Objects of our group in a text: between the fences of a page, or in shell's here-documents, or the whole file.
+fn objects(path: &str) -> Vec<Value> {
+    let text = read(path);
+    let blocks: Vec<&str> = if path.ends_with(".yaml") {
+        vec![&text]
+    } else {
+        let fenced = text.split("```yaml\n").skip(1);
+        let fenced = fenced.filter_map(|rest| rest.split("```").next());
+        let here = text.split("<<'YAML'\n").skip(1);
+        let here = here.filter_map(|rest| rest.split("\nYAML").next());
+        fenced.chain(here).collect()
+    };
+    blocks
+        .iter()
+        .flat_map(|block| block.split("---\n"))
+        .map(|one| {
+            serde_norway::from_str::<Value>(one).unwrap_or_else(|error| panic!("{path}: {error}"))
+        })
+        .filter(|object| {
+            let version = object["apiVersion"].as_str().unwrap_or_default();
+            version.starts_with("leasehold.dev/")
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn every_manifest_that_is_printed_is_taken_by_the_server() {
+    let client = server::client().await;
+    server::install_crds(&client).await;
+    let mut taken = 0;
+    server::with_namespace(&client, async |namespace| {
+        for path in documents().into_iter().chain(examples()) {
+            for object in objects(&path) {
+                let kind = object["kind"].as_str().expect("a kind").to_owned();
+                let gvk = GroupVersionKind::gvk("leasehold.dev", "v1alpha1", &kind);
+                let resource = ApiResource::from_gvk(&gvk);
+                let api =
+                    Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &resource);
+                let mut object: DynamicObject = serde_json::from_value(object).expect("an object");
+                object.metadata.namespace = None;
+                let dry = PostParams {
+                    dry_run: true,
+                    field_manager: None,
+                };
+                if let Err(error) = api.create(&dry, &object).await {
+                    panic!("{path}: {kind} {:?}: {error}", object.metadata.name);
+                }
+                taken += 1;
+            }
+        }
+    })
+    .await;
+    assert!(taken > 5, "only {taken} manifests were found");
+}
