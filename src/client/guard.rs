@@ -169,3 +169,49 @@ pub(crate) async fn sleep_until(clock: &dyn Clock, at: Moment) {
         tokio::time::sleep(left.min(Duration::from_secs(1))).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::FakeClock;
+    use k8s_openapi::jiff::SignedDuration;
+
+    /// A guard that may be used for 12 s more, and what its task would change.
+    fn guard(clock: &FakeClock) -> (Guard, watch::Sender<State>) {
+        let renew = clock.boot() + Duration::from_secs(12);
+        let deadlines = Deadlines { renew, work: renew };
+        let (tell, state) = watch::channel(State::Held(deadlines, LossReason::Expired));
+        let facts = Facts {
+            lock: "nightly".to_owned(),
+            namespace: "team-a".to_owned(),
+            slot: 0,
+            identity: "pod-3/9b2e".to_owned(),
+            token: FencingToken::new(42).expect("a token"),
+        };
+        let guard = Guard {
+            facts,
+            state,
+            release: oneshot::channel().0,
+            clock: Arc::new(clock.clone()),
+        };
+        (guard, tell)
+    }
+
+    /// kubernetes/kubernetes#125761: the system clock is set an hour ahead; a node is suspended for a minute.
+    #[tokio::test]
+    async fn a_suspend_past_the_deadline_ends_the_hold_and_a_jump_of_the_wall_clock_does_not() {
+        let clock = FakeClock::default();
+        let (guard, _task) = guard(&clock);
+        let hour = SignedDuration::from_hours(1);
+        for jump in [hour, -hour, -hour] {
+            clock.set_wall(clock.wall() + jump);
+            assert!(guard.is_held());
+        }
+        clock.advance(Duration::from_secs(5));
+        assert!(guard.is_held());
+        // No timer of the process has run out meanwhile.
+        clock.suspend(Duration::from_mins(1));
+        assert!(!guard.is_held());
+        assert_eq!(guard.lost().await, LossReason::Expired);
+    }
+}

@@ -1,12 +1,13 @@
-//! Many waiters on one lock: they neither poll nor come back in step, and a hand-over costs the same for few and many.
+//! Many at once on one lock: one gets it; they neither poll nor come back in step; a hand-over costs the same for few and
+//! many.
 //!
 //! hashicorp/consul#9469, Kong/kubernetes-ingress-controller#3124.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures::future::select_all;
-use leasehold::client::{Acquiring, Guard};
+use futures::future::{join_all, select_all};
+use leasehold::client::{AcquireError, Acquiring, Guard};
 use leasehold::clock::MonoInstant;
 
 use super::proxy::{Call, Proxy};
@@ -113,5 +114,42 @@ async fn a_hand_over_costs_as_many_requests_for_many_waiters_as_for_few() {
     };
     // A list, a take, a deletion and a release each.
     assert!(many <= few + 4 && few <= 3 * 8, "{few} and {many} requests");
+    bench.finish().await;
+}
+
+/// kubereboot/kured#143: after a time-out every node believed that it owned the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_twenty_that_see_a_dead_holders_lease_end_one_takes() {
+    let bench = Bench::new().await;
+    let lock = bench.lock("expired", 2).await;
+    bench.make_lease(&lock, "dead").await;
+    bench.open_status(&lock, 2).await;
+    let proxy = Proxy::new(&bench).await;
+    let locks = proxy.locks();
+    let candidate = |number| locks.lock("expired").claimant(&format!("c{number}"));
+    let mut waiters: Vec<_> = (0..20).map(|number| candidate(number).begin()).collect();
+    let guard = within(BUSY, "one has it", next_of(&mut waiters)).await;
+    let another = tokio::time::timeout(Duration::from_secs(2), next_of(&mut waiters)).await;
+    assert!(another.is_err(), "{guard:?} and {another:?}");
+    let lease = bench.lease("expired").await;
+    assert_eq!(lease.spec.transitions, 1);
+    assert_eq!(lease.spec.holder, guard.identity());
+    assert_eq!(lease.current_token(), Some(guard.token()));
+    drop(waiters);
+    bench.until_waiting(0).await;
+    guard.release().await.unwrap();
+
+    // The same moment for twenty who do not wait: the others hear that it is busy.
+    let tries = join_all((20..40).map(|number| candidate(number).try_acquire())).await;
+    let (won, refused): (Vec<_>, Vec<_>) = tries.into_iter().partition(Result::is_ok);
+    assert_eq!(won.len(), 1, "{won:?}");
+    for error in refused {
+        assert!(matches!(error, Err(AcquireError::Busy(_))), "{error:?}");
+    }
+    assert_eq!(bench.lease("expired").await.spec.transitions, 2);
+    for guard in won {
+        guard.unwrap().release().await.unwrap();
+    }
+    proxy.assert_guarded();
     bench.finish().await;
 }

@@ -65,6 +65,8 @@ fn play(text: &str) -> Vec<String> {
 /// One lock, one Lease, one observer, one claimant, one operator.
 struct Stage {
     now: Moment,
+    /// How far the wall clock is ahead, in microseconds.
+    wall_ahead: i64,
     lock: LockView,
     revision: u64,
     lease: Option<LeaseRecord>,
@@ -92,6 +94,7 @@ impl Stage {
         };
         Self {
             now: Moment::ZERO,
+            wall_ahead: 0,
             lock,
             revision: 100,
             lease: None,
@@ -119,6 +122,11 @@ impl Stage {
             // at SECONDS
             "at" => {
                 self.now = Moment::from_secs_f64(words[0].parse().unwrap());
+                vec![]
+            }
+            // wall SECONDS: the wall clock is set forward, or back.
+            "wall" => {
+                self.wall_ahead += words[0].parse::<i64>().unwrap() * 1_000_000;
                 vec![]
             }
             // lock duration= delay= longest= min= token= onlost=Hold closed uid=
@@ -192,7 +200,7 @@ impl Stage {
     }
 
     fn wall(&self) -> i64 {
-        i64::try_from(self.now.as_micros()).unwrap()
+        i64::try_from(self.now.as_micros()).unwrap() + self.wall_ahead
     }
 
     fn set_lock(&mut self, values: &BTreeMap<&str, &str>) -> Vec<String> {

@@ -17,6 +17,8 @@ mod client_cancel;
 #[cfg(target_os = "linux")]
 mod client_herd;
 #[cfg(target_os = "linux")]
+mod client_register;
+#[cfg(target_os = "linux")]
 mod client_seams;
 mod client_slots;
 #[cfg(target_os = "linux")]
@@ -47,6 +49,8 @@ mod operator_rig;
 #[cfg(feature = "cli")]
 mod operator_shared;
 #[cfg(feature = "cli")]
+mod operator_storms;
+#[cfg(feature = "cli")]
 mod operator_wire;
 #[cfg(target_os = "linux")]
 mod processes;
@@ -62,6 +66,8 @@ mod run_bench;
 mod run_elector;
 #[cfg(target_os = "linux")]
 mod run_frozen;
+#[cfg(target_os = "linux")]
+mod run_heads;
 #[cfg(target_os = "linux")]
 mod run_health;
 #[cfg(target_os = "linux")]

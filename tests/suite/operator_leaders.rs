@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 
-use super::operator_rig::{Operator, in_place, is_free, lasting, shows};
+use super::operator_rig::{LONG, Operator, config, in_place, is_free, lasting, shows};
+use super::server::within;
 
 /// A lead that dies is over soon.
 const QUICK: &[&str] = &[
@@ -176,4 +178,36 @@ async fn impossible_settings_are_refused_before_anything_is_done() {
         assert_eq!(code, Some(2), "{args:?}: {words}");
         assert!(!words.is_empty());
     }
+}
+
+/// Each restart of the operator begins to observe anew; a waiter has observed all the while.
+#[tokio::test]
+async fn restarts_of_the_operator_keep_no_silent_holder_alive() {
+    in_place(async |place| {
+        let operator = Operator::start(&place.namespace, "one", QUICK).await;
+        operator.leads().await;
+        place.make_free("nightly", 4).await;
+        let grant = place.take("nightly", "pod-3").await;
+        let taken = MonoInstant::now();
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let mut waiter = locks.lock("nightly").claimant("pod-4").begin();
+        drop(operator);
+        let restarts = async {
+            loop {
+                let operator = Operator::start(&place.namespace, "one", QUICK).await;
+                tokio::time::sleep(Duration::from_millis(1500)).await;
+                drop(operator);
+            }
+        };
+        let guard = tokio::select! {
+            guard = within(LONG, "the waiter has it", waiter.outcome()) => guard,
+            () = restarts => unreachable!("they go on and on"),
+        };
+        let guard = guard.expect("it is served");
+        let took = MonoInstant::now().saturating_duration_since(taken);
+        assert!((4.0..8.0).contains(&took.as_secs_f64()), "after {took:?}");
+        assert!(guard.token() > grant.token);
+        guard.release().await.expect("it is given back");
+    })
+    .await;
 }

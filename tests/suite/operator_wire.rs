@@ -22,19 +22,20 @@ use super::operator_rig::{Operator, Place, config, in_place, is_free, lasting, s
 
 /// A request as it came by.
 #[derive(Clone, Debug)]
-struct Sent {
+pub struct Sent {
     method: String,
-    path: String,
+    pub path: String,
     body: Value,
 }
 
 impl Sent {
     /// Whether it changes anything.
-    fn writes(&self) -> bool {
+    pub fn writes(&self) -> bool {
         self.method != "GET" && !self.path.contains("selfsubject")
     }
 
-    fn is_of_the_election(&self) -> bool {
+    /// Whether it is about the lead.
+    pub fn is_of_the_election(&self) -> bool {
         let made = self.body["metadata"]["name"] == "leasehold-operator";
         self.path.ends_with("/leases/leasehold-operator") || self.path.ends_with("/leases") && made
     }
@@ -45,20 +46,20 @@ const SILENT: u64 = u64::MAX - 1;
 
 /// Something between the operator and the server, without TLS.
 #[derive(Clone)]
-struct Proxy {
+pub struct Proxy {
     server: Client,
     sent: Arc<Mutex<Vec<Sent>>>,
     /// Milliseconds by which each answer is late.
-    delay: Arc<AtomicU64>,
+    pub delay: Arc<AtomicU64>,
     /// So many writes are still answered; the next one is applied, and from then on nothing is answered.
     answered_writes: Arc<AtomicU64>,
     /// Paths that are answered by 404.
     hidden: Arc<Mutex<Option<&'static str>>>,
-    kubeconfig: PathBuf,
+    pub kubeconfig: PathBuf,
 }
 
 impl Proxy {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::before(config().await).await
     }
 
@@ -91,7 +92,8 @@ impl Proxy {
         proxy
     }
 
-    fn sent(&self) -> Vec<Sent> {
+    /// What came by.
+    pub fn sent(&self) -> Vec<Sent> {
         self.sent.lock().expect("the record").clone()
     }
 

@@ -118,7 +118,29 @@ pub fn children_of(parent: i32) -> Vec<i32> {
         .collect()
 }
 
-pub fn is_zombie(pid: i32) -> bool {
+/// How many zombies are below a process.
+pub fn zombies_below(root: i32) -> usize {
+    let mut parents = vec![root];
+    let mut zombies = 0;
+    while let Some(parent) = parents.pop() {
+        let children = children_of(parent);
+        zombies += children.iter().filter(|&&pid| is_zombie(pid)).count();
+        parents.extend(children);
+    }
+    zombies
+}
+
+/// The words before a program's own that make it PID 1 of a namespace.
+pub fn as_pid_1() -> [&'static str; 3] {
+    let root = rustix::process::geteuid().is_root();
+    [
+        "unshare",
+        if root { "-pf" } else { "-Urpf" },
+        "--mount-proc",
+    ]
+}
+
+fn is_zombie(pid: i32) -> bool {
     stat_field(pid, 0).is_some_and(|state| state == "Z")
 }
 

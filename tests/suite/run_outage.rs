@@ -26,7 +26,7 @@ async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stop
 /// etcd-io/etcd#15247: all leases were revoked when the etcd leader was stuck.
 async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
     let locks = bench.library().await;
-    let names: Vec<_> = (0..20).map(|number| format!("etcd-{number}")).collect();
+    let names: Vec<_> = (0..50).map(|number| format!("etcd-{number}")).collect();
     for name in &names {
         bench.opened(name, 10).await;
     }

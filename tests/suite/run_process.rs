@@ -66,15 +66,20 @@ impl RunBuilder {
     }
 
     /// As in the Pod whose token this is.
-    pub fn in_pod(mut self, token: &str) -> Self {
+    pub fn in_pod(self, token: &str) -> Self {
         let namespaces = if rustix::process::geteuid().is_root() {
             "-m"
         } else {
             "-Urm"
         };
-        let outer = ["unshare", namespaces, "sh", "-c", AS_IN_A_POD, "sh"];
-        self.outer = outer.map(OsString::from).into();
-        self.env("POD_TOKEN", token)
+        self.below(&["unshare", namespaces, "sh", "-c", AS_IN_A_POD, "sh"])
+            .env("POD_TOKEN", token)
+    }
+
+    /// Started by another program, to which these words and then its own are given.
+    pub fn below(mut self, outer: &[&str]) -> Self {
+        self.outer = outer.iter().map(OsString::from).collect();
+        self
     }
 
     pub fn command(mut self, words: &[&str]) -> Self {

@@ -120,3 +120,23 @@ async fn who_releases_and_asks_again_goes_to_the_end() {
     guard.release().await.unwrap();
     bench.finish().await;
 }
+
+/// kubernetes/kubernetes#130683 and others: a Job with parallelism 1 runs two Pods, which have all names but one in common.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_give_the_same_name_are_two_claimants() {
+    let bench = Bench::new().await;
+    bench.opened("job", 5).await;
+    let run = || bench.run("job").by("nightly");
+    let one = run().works_on().start();
+    bench.until_noted("beat", "nightly", BUSY).await;
+    run().with(&["--try"]).ends().await.assert(75, &[]);
+    let other = run().works_for("0").start();
+    bench.until_waiting(1).await;
+    one.signal(Signal::TERM);
+    one.ends(BUSY).await.assert(143, &[]);
+    other.ends(BUSY).await.assert(0, &[]);
+    // By their tokens: the names are the same.
+    bench.assert_one_at_a_time();
+    assert_eq!(bench.noted("start").len(), 2);
+    bench.finish().await;
+}

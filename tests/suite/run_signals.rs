@@ -6,7 +6,11 @@ use leasehold::clock::MonoInstant;
 use leasehold::supervise::Signal;
 use serde_json::json;
 
+use super::processes::{as_pid_1, children_of, signal, zombies_below};
 use super::run_bench::{BUSY, Bench, last_of, long, until};
+
+/// What a loaded machine adds to a bound that the product promises.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// Those that end a program which does nothing about them.
 const ENDING: [(Signal, i32, &str); 6] = [
@@ -209,5 +213,32 @@ async fn no_command_outlives_its_run_whenever_a_signal_comes() {
         .assert(0, &[]);
     bench.assert_one_at_a_time();
     assert_eq!(last_of(&bench.journal(), "last").word, "end");
+    bench.finish().await;
+}
+
+/// relizaio/rearm#269, kubernetes/kubernetes#66892: as PID 1 of a container signals were discarded and orphans stayed.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_pid_1_it_reaps_orphans_ends_at_once_and_gives_the_lock_back() {
+    let bench = Bench::new().await;
+    bench.opened("init", 30).await;
+    let script = "i=0; while [ $i -lt 50 ]; do (sh -c 'exit 0' &); i=$((i+1)); done; note start; \
+                  trap 'exit 9' TERM; while :; do sleep 0.1; done";
+    let run = bench.run("init").by("pod-3").below(&as_pid_1());
+    let run = run.script(script).start();
+    bench.until_noted("start", "pod-3", BUSY).await;
+    let [init] = children_of(run.wrapper())[..] else {
+        panic!("one PID 1");
+    };
+    until("no zombie is left below PID 1", BUSY, async || {
+        zombies_below(init) == 0
+    })
+    .await;
+    let began = MonoInstant::now();
+    signal(init, Signal::TERM);
+    // The command's own code, not one of the fifty that were reaped beside it.
+    run.ends(BUSY).await.assert(9, &[]);
+    let took = MonoInstant::now().saturating_duration_since(began);
+    assert!(took < Duration::from_secs(2) + SLACK, "{took:?}");
+    assert!(bench.lease("init").await.is_free());
     bench.finish().await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::supervise::{ChildStatus, EndReason, Signal};
 
-use crate::processes::{children_of, has_argument, is_zombie, signal};
+use crate::processes::{as_pid_1, children_of, has_argument, signal, zombies_below};
 use crate::supervise_wrapper::{Folder, SLACK, Setup, until};
 
 /// A command that ignores TERM, with a child in another session that does too, and a double fork.
@@ -193,10 +193,7 @@ fn a_slow_end_is_renewed_until_it_is_done() {
 fn as_pid_1_it_reaps_orphans_and_passes_term_on() {
     let script = "i=0; while [ $i -lt 50 ]; do (sh -c 'exit 0' &); i=$((i+1)); done; : > \"$READY\"; sleep 600";
     let root = rustix::process::geteuid().is_root();
-    let namespace = if root { "-pf" } else { "-Urpf" };
-    let mut tree = Setup::script(script)
-        .start_below(&["unshare", namespace, "--mount-proc"])
-        .ready();
+    let mut tree = Setup::script(script).start_below(&as_pid_1()).ready();
     let wrapper = tree.wrapper();
     until("no zombie is left below PID 1", SLACK, || {
         zombies_below(wrapper) == 0
@@ -225,15 +222,4 @@ fn as_pid_1_it_reaps_orphans_and_passes_term_on() {
     let status = tree.wait(SLACK);
     assert_eq!((status.code(), status.signal()), (Some(143), None));
     assert!(tree.folder().join("report").exists());
-}
-
-fn zombies_below(root: i32) -> usize {
-    let mut parents = vec![root];
-    let mut zombies = 0;
-    while let Some(parent) = parents.pop() {
-        let children = children_of(parent);
-        zombies += children.iter().filter(|&&pid| is_zombie(pid)).count();
-        parents.extend(children);
-    }
-    zombies
 }
