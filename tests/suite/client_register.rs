@@ -54,7 +54,7 @@ impl Register {
     fn goes_on(&self) -> bool {
         let now = MonoInstant::now();
         let waits = self.gate.is_none() && self.lost() == 0;
-        now < self.ends_at || waits && now < self.ends_at + Duration::from_secs(60)
+        now < self.ends_at || waits && now < self.ends_at + Duration::from_mins(1)
     }
 }
 

@@ -180,13 +180,13 @@ async fn many_held_locks_at_rest_cost_no_write_and_hardly_a_look() {
                 .count()
         };
         until("all grants are told", BUSY, async || told() >= names.len()).await;
-        let looks = "leasehold_reconcile_duration_seconds_count";
+        let reconciles = "leasehold_reconcile_duration_seconds_count";
         let (sent, before) = (
             proxy.sent().len(),
-            operator.metric(looks).await.expect("a count"),
+            operator.metric(reconciles).await.expect("a count"),
         );
         tokio::time::sleep(Duration::from_secs(idle)).await;
-        let after = operator.metric(looks).await.expect("a count");
+        let after = operator.metric(reconciles).await.expect("a count");
         let sent = proxy.sent().split_off(sent);
         let wrote: Vec<_> = sent
             .iter()
