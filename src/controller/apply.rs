@@ -4,12 +4,14 @@
 //! leader's is under way when the next one may begin. An answer that never came is not an error of the lock: it is
 //! read again.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::core::PartialObjectMeta;
 
 use super::index::Key;
 use super::metrics::Metrics;
@@ -133,6 +135,20 @@ impl Writer {
         .await
     }
 
+    /// The uids of all claims on a lock.
+    pub async fn list_claim_uids(&self, lock: &Key) -> Result<HashSet<String>, StoreError> {
+        let api: Api<PartialObjectMeta<LockClaim>> =
+            Api::namespaced(self.client.clone(), &lock.namespace);
+        let of_lock = ListParams::default().fields(&format!("spec.lockName={}", lock.name));
+        let call = api.list(&of_lock);
+        let list = bounded(access("list", CLAIMS, lock), CALL_TIMEOUT, call).await?;
+        let uids = list
+            .items
+            .into_iter()
+            .filter_map(|claim| claim.metadata.uid);
+        Ok(uids.collect())
+    }
+
     /// Reads a Pod.
     pub async fn get_pod(&self, key: &Key) -> Result<Option<Pod>, StoreError> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -218,6 +234,11 @@ fn purpose(what: OperatorWrite) -> &'static str {
         OperatorWrite::Stamp => "stamp",
         OperatorWrite::Name => "name",
         OperatorWrite::PassOver => "pass_over",
+        OperatorWrite::Take => "take",
+        OperatorWrite::Renew => "renew",
+        OperatorWrite::Prolong => "prolong",
+        OperatorWrite::Restore => "restore",
+        OperatorWrite::End => "end",
     }
 }
 

@@ -1,7 +1,9 @@
 //! What becomes of claims: a pure function of the claims of one lock, its Lease and the time.
 //!
-//! Nothing here grants: a ticket keeps a place, a final phase says that a claim is over, and claims that have had
+//! Nothing here grants: a grant is made on the Lease first. A ticket keeps a place, a final phase says that a claim is over, and claims that have had
 //! their grant are collected.
+
+pub mod holds;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,10 +34,35 @@ pub struct Claims<'a> {
     pub lock: Option<&'a DistributedLock>,
     /// Name of the lock.
     pub lock_name: &'a str,
-    /// The Leases of its slots.
-    pub leases: Vec<LeaseRecord>,
+    /// Its slots whose Leases are there, and its own.
+    pub slots: Vec<SlotLease>,
+    /// uids of claims that wait for a Pod which is not there, or has ended.
+    pub without_pod: HashSet<String>,
     /// Now.
     pub wall: WallMicros,
+}
+
+/// One slot whose Lease is there.
+#[derive(Clone, Debug)]
+pub struct SlotLease {
+    /// The slot.
+    pub number: i32,
+    /// The name of the Lease.
+    pub name: String,
+    /// The Lease.
+    pub lease: LeaseRecord,
+    /// For how many seconds its present grant was prolonged by this replica.
+    pub prolonged_to: Option<u32>,
+}
+
+/// Whether the claim would be shown as over because its Lease does not show its grant any more: that must be read from
+/// the server first.
+#[must_use]
+pub fn was_ended(action: &ClaimAction) -> bool {
+    let ClaimAction::Status(claim, status) = action else {
+        return false;
+    };
+    claim.phase() == ClaimPhase::Granted && status.phase.is_some_and(ClaimPhase::is_final)
 }
 
 /// What to write, and after how many microseconds to look again because of the time alone.
@@ -50,7 +77,7 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
         if claim.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        if claim.spec.hold.type_ == HoldType::Heartbeat && had_its_grant(claim, &all.leases) {
+        if claim.spec.hold.type_ == HoldType::Heartbeat && had_its_grant(claim, all) {
             actions.push(ClaimAction::Delete(claim.clone()));
             continue;
         }
@@ -62,11 +89,26 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
             }
             continue;
         }
-        if claim.phase() != ClaimPhase::Pending {
-            // Granted, or a phase of a newer version: not ours to judge.
+        let kept = claim.spec.hold.type_ != HoldType::Heartbeat;
+        let status = match claim.phase() {
+            ClaimPhase::Granted if kept => Some(holds::granted(claim, all).unwrap_or_else(|| {
+                let why = holds::end_of_shown(claim, all);
+                holds::finished(claim, why, all.wall)
+            })),
+            ClaimPhase::Pending if kept => holds::granted(claim, all),
+            ClaimPhase::Pending => None,
+            // Not ours to judge.
+            _ => continue,
+        };
+        if let Some(status) = status {
+            if claim.status.as_ref() != Some(&status) {
+                actions.push(ClaimAction::Status(claim.clone(), Box::new(status)));
+            }
             continue;
         }
         let end = match patience_left(claim, all.wall) {
+            // It will be shown as granted once the lock's status shows its grant.
+            _ if kept && holds::holds(claim, all) => None,
             Some(left) if left <= 0 => Some(ClaimPhase::TimedOut),
             _ if full.contains(&claim.uid().unwrap_or_default()) => Some(ClaimPhase::Rejected),
             left => {
@@ -83,11 +125,11 @@ pub fn plan(all: &Claims<'_>) -> (Vec<ClaimAction>, Option<WallMicros>) {
 }
 
 /// Whether the claim's uid stands in a holder or in a grant: it waits no more, and its name is spent.
-fn had_its_grant(claim: &LockClaim, leases: &[LeaseRecord]) -> bool {
+fn had_its_grant(claim: &LockClaim, all: &Claims<'_>) -> bool {
     let Some(uid) = claim.metadata.uid.as_deref() else {
         return false;
     };
-    leases.iter().any(|lease| {
+    all.slots.iter().any(|SlotLease { lease, .. }| {
         let granted = match &lease.grant {
             GrantNote::V1(grant) => grant.holder.rsplit_once('/').map(|(_, uid)| uid),
             _ => None,
@@ -105,7 +147,7 @@ fn beyond_the_limit(all: &Claims<'_>) -> HashSet<String> {
     let mut waiting: Vec<_> = all
         .claims
         .iter()
-        .filter(|claim| crate::lease::view::waits(claim) && !had_its_grant(claim, &all.leases))
+        .filter(|claim| crate::lease::view::waits(claim) && !had_its_grant(claim, all))
         .collect();
     waiting.sort_by_key(|claim| (claim.ticket(), claim.name_any()));
     let has_ticket = |claim: &LockClaim| {
@@ -155,18 +197,22 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
     if status.ticket.is_none() {
         status.ticket = claim.ticket();
     }
-    let now = Time(
-        Timestamp::from_second(all.wall.div_euclid(1_000_000)).unwrap_or(Timestamp::UNIX_EPOCH),
-    );
     let phase = end.unwrap_or(ClaimPhase::Pending);
     // A missing lock stalls nothing: it may be made a moment later, by the same `kubectl apply`.
-    let (reason, message) = why(phase, all);
-    status.set_phase(phase, reason, &message, claim.metadata.generation, &now);
+    let (reason, message) = why(claim, phase, all);
+    let generation = claim.metadata.generation;
+    status.set_phase(phase, reason, &message, generation, &time(all.wall));
     status
 }
 
+/// A time for people, in whole seconds.
+fn time(wall: WallMicros) -> Time {
+    let seconds = Timestamp::from_second(wall.div_euclid(1_000_000));
+    Time(seconds.unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
 /// Reason and words of a claim in this phase.
-fn why(phase: ClaimPhase, all: &Claims<'_>) -> (&'static str, String) {
+fn why(claim: &LockClaim, phase: ClaimPhase, all: &Claims<'_>) -> (&'static str, String) {
     let lock = all.lock_name;
     match phase {
         ClaimPhase::Rejected => (
@@ -181,6 +227,16 @@ fn why(phase: ClaimPhase, all: &Claims<'_>) -> (&'static str, String) {
             names::REASON_LOCK_NOT_FOUND,
             format!("there is no lock {lock} in this namespace: the claim waits until it is made"),
         ),
+        _ if claim
+            .uid()
+            .is_some_and(|uid| all.without_pod.contains(&uid)) =>
+        {
+            let pod = claim.spec.hold.pod.as_ref();
+            let name = pod.map_or("", |pod| pod.name.as_str());
+            let message =
+                format!("there is no Pod {name} of this uid that lives: the claim waits for it");
+            (names::REASON_POD_NOT_FOUND, message)
+        }
         _ => (
             names::REASON_PENDING,
             "the claim waits for its turn".to_owned(),

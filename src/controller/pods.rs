@@ -15,7 +15,7 @@ use kube::ResourceExt;
 
 use super::index::{Key, Kind, Watch};
 use crate::api::{HoldType, LockClaim};
-use crate::engine::Moment;
+use crate::engine::{Moment, PodSight};
 
 /// How often a Pod is asked for that claims name and the watch does not show.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
@@ -29,15 +29,6 @@ pub enum Fate {
     Gone,
     /// The watch does not show it, which proves nothing: read it.
     Unknown,
-}
-
-/// The Pod that a hold lasts with, as last read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodRead {
-    /// Its uid; `None` where there was no Pod of this name.
-    pub uid: Option<String>,
-    /// Whether the kubelet reports that all its containers have ended.
-    pub ended: bool,
 }
 
 /// A Pod to be read, and the uids that are proven to be gone if it is not one of them.
@@ -71,7 +62,7 @@ enum Read {
     Stale,
     /// It is being read; should it change meanwhile, the answer is stale.
     Asked,
-    Known(PodRead),
+    Known(PodSight),
 }
 
 /// What is known of Pods.
@@ -187,7 +178,7 @@ impl Pods {
 
     /// The Pod of the claim's Pod hold, as last read; `None` while that is not known.
     #[must_use]
-    pub fn of_hold(&self, claim: &LockClaim) -> Option<&PodRead> {
+    pub fn of_hold(&self, claim: &LockClaim) -> Option<&PodSight> {
         match &self.named.get(&held(claim)?)?.read {
             Read::Known(read) => Some(read),
             Read::Stale | Read::Asked => None,
@@ -233,7 +224,7 @@ impl Pods {
         named.gone.extend(gone);
         if let Read::Asked = named.read {
             let ended = pod.is_some_and(has_ended);
-            named.read = Read::Known(PodRead { uid, ended });
+            named.read = Read::Known(PodSight { uid, ended });
         }
     }
 

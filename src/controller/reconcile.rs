@@ -12,7 +12,7 @@ use kube::{Resource, ResourceExt};
 
 use super::Shared;
 use super::apply::{WriteError, Writer, Written};
-use super::claims::{self, ClaimAction, Claims};
+use super::claims::{self, ClaimAction};
 use super::events::Events;
 use super::index::{Key, Source};
 use super::status::Trouble;
@@ -104,7 +104,7 @@ impl Reconciler {
     pub async fn reconcile(&self, key: &Key) -> Result<Option<Moment>, WriteError> {
         let Some(lock) = self.shared.index().lock(key).cloned() else {
             self.memory().remove(key);
-            return self.tend_claims(key, None).await;
+            return self.tend_claims(key).await;
         };
         if lock.metadata.deletion_timestamp.is_some() {
             return Ok(None);
@@ -115,7 +115,7 @@ impl Reconciler {
         for _ in 0..ROUNDS {
             if let Some(until) = self.round(key, &mut look).await? {
                 let again = self.mirror(key, &look.troubles).await?;
-                let claims = self.tend_claims(key, Some(&lock)).await?;
+                let claims = self.tend_claims(key).await?;
                 return match look.failed.into_values().next() {
                     Some(error) => Err(error),
                     None => Ok(earliest([
@@ -157,7 +157,7 @@ impl Reconciler {
             if look.failed.contains_key(&slot) {
                 continue;
             }
-            let (todo, found) = self.decide(&lease);
+            let (todo, found) = self.decide(key, &lease);
             match todo {
                 OperatorMove::Open => to_open.push((slot, lease)),
                 OperatorMove::Wait { until: at, stalled } => {
@@ -175,9 +175,9 @@ impl Reconciler {
         if !to_open.is_empty() {
             self.open(key, &to_open).await?;
         } else if !moved {
-            let todo = {
-                let now = self.shared.now();
-                self.shared.index().decide_turn(key, now)
+            let (slot, todo) = {
+                let (now, wall) = (self.shared.now(), self.shared.wall());
+                self.shared.index().decide_turn(key, now, wall)
             };
             if let OperatorMove::Wait { until: at, .. } = todo {
                 return Ok(Some(earliest([until, at])));
@@ -185,7 +185,9 @@ impl Reconciler {
             if look.failed.contains_key(&THE_QUEUE) {
                 return Ok(Some(until));
             }
-            let Some((_, lease)) = self.shared.index().slots_of(key).into_iter().next() else {
+            let slots = self.shared.index().slots_of(key);
+            let numbered = |(number, _): &(i32, Key)| number.unsigned_abs() == slot;
+            let Some((_, lease)) = slots.into_iter().find(numbered) else {
                 return Ok(None);
             };
             let found = self
@@ -209,12 +211,12 @@ impl Reconciler {
         Some(Trouble::TakenBy(keeper.name.clone()))
     }
 
-    fn decide(&self, lease: &Key) -> (OperatorMove, Option<FoundLease>) {
+    fn decide(&self, key: &Key, lease: &Key) -> (OperatorMove, Option<FoundLease>) {
         let (now, wall) = (self.shared.now(), self.shared.wall());
         let mut index = self.shared.index();
-        let slot = index.slot_mut(lease);
-        let todo = slot.keeper.decide(&self.identity, now, wall);
-        (todo, slot.found.clone())
+        let todo = index.decide_slot(key, lease, &self.identity, now, wall);
+        let found = index.slot(lease).and_then(|slot| slot.found.clone());
+        (todo, found)
     }
 
     async fn make_move(
@@ -230,6 +232,19 @@ impl Reconciler {
             OperatorMove::Create(spec) => self.create(key, lease, &spec).await,
             OperatorMove::ReadLock => self.read_lock(key).await,
             OperatorMove::ReadClaim(claim) => self.read_claim(key, &claim).await,
+            OperatorMove::ReadHolder(uid) => self.read_holder(key, lease, &uid).await,
+            OperatorMove::Finish { claim, why } => self.finish(key, &claim, why).await,
+            OperatorMove::Prolong { record, total } => {
+                let Some(found) = found else {
+                    return self.read_lease(lease).await;
+                };
+                let what = OperatorWrite::Prolong;
+                if self.write(lease, &found, &record, what).await? {
+                    let mut index = self.shared.index();
+                    index.slot_mut(lease).keeper.prolonged(total);
+                }
+                Ok(())
+            }
             OperatorMove::Write {
                 what,
                 record,
@@ -330,7 +345,7 @@ impl Reconciler {
         }
     }
 
-    async fn read_lease(&self, lease: &Key) -> Result<(), WriteError> {
+    pub(super) async fn read_lease(&self, lease: &Key) -> Result<(), WriteError> {
         let found = self.writer.get_lease(lease).await?;
         let mut index = self.shared.index();
         let known = index
@@ -436,11 +451,7 @@ impl Reconciler {
             .filter(|heard| !heard.is_zero())
     }
 
-    async fn tend_claims(
-        &self,
-        key: &Key,
-        lock: Option<&DistributedLock>,
-    ) -> Result<Option<Moment>, WriteError> {
+    async fn tend_claims(&self, key: &Key) -> Result<Option<Moment>, WriteError> {
         let claims: Vec<_> = self.shared.index().claims(key).cloned().collect();
         if claims.is_empty() {
             if let Some(memory) = self.memory().get_mut(key) {
@@ -455,13 +466,15 @@ impl Reconciler {
                     .any(|claim| claim.metadata.uid.as_ref() == Some(uid))
             });
         });
-        let (actions, after) = claims::plan(&Claims {
-            claims,
-            lock,
-            lock_name: &key.name,
-            leases: self.shared.index().leases_of(key).cloned().collect(),
-            wall: self.shared.wall(),
-        });
+        let (actions, after) = match self.plan(key) {
+            (actions, _) if actions.iter().any(claims::was_ended) => {
+                if !self.read_what_grants(key, &actions).await? {
+                    return Ok(Some(self.shared.now() + Duration::from_secs(1)));
+                }
+                self.plan(key)
+            }
+            planned => planned,
+        };
         let now = self.shared.now();
         let micros = |after: i64| Duration::from_micros(u64::try_from(after).unwrap_or(0));
         let mut again = after.map(|after| now + micros(after));

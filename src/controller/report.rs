@@ -50,7 +50,7 @@ impl Reconciler {
                 ..end.clone()
             });
             SlotSight {
-                view: lock_view(lock, number, false),
+                view: lock_view(lock, number, index.is_claim_over(lock, number)),
                 lease: keeper.and_then(|keeper| keeper.lease()),
                 trouble,
                 open: open.contains(&number),

@@ -98,7 +98,7 @@ pub fn mirror(sight: &Sight<'_>) -> DistributedLockStatus {
         let asked = i32::try_from(slot.view.duration_seconds).unwrap_or(i32::MAX);
         let longest = status.longest_lease_duration_seconds.unwrap_or(1);
         status.longest_lease_duration_seconds = Some(longest.max(asked));
-        let entry = slot_entry(slot.number(), old.cloned().unwrap_or_default(), slot.lease);
+        let entry = slot_entry(slot, old.cloned().unwrap_or_default());
         ended.extend(history::ends_to_tell(&before, &entry, slot, sight.wall));
         status.slots.retain(|other| other.slot != slot.number());
         status.slots.push(entry);
@@ -169,14 +169,14 @@ pub fn short(identity: &str) -> &str {
 
 /// One slot's entry. A holder is shown only with a token of its own: a `missing`, a foreign holder that has no stamp
 /// yet and a restored Lease with an old grant show as an entry without a holder.
-fn slot_entry(slot: i32, old: SlotStatus, lease: Option<&LeaseRecord>) -> SlotStatus {
+fn slot_entry(sight: &SlotSight<'_>, old: SlotStatus) -> SlotStatus {
+    let (slot, lease) = (sight.number(), sight.lease);
     let missed = lease.and_then(last_grant).map(|grant| grant.token);
     let freed = SlotStatus {
         slot,
         fencing_token: old.fencing_token.max(missed),
         holder_identity: String::new(),
-        // Kept: a `missing` waits for as long as the last grant may last.
-        lease_duration_seconds: old.lease_duration_seconds,
+        lease_duration_seconds: old.lease_duration_seconds.filter(|_| hides_a_grant(sight)),
         ..SlotStatus::default()
     };
     let Some(lease) = lease.filter(|lease| !lease.is_free() && !lease.is_missing()) else {
@@ -221,6 +221,14 @@ fn slot_entry(slot: i32, old: SlotStatus, lease: Option<&LeaseRecord>) -> SlotSt
         node_name: lease.holder_note.as_deref().and_then(node_of),
         acquire_time: lease.spec.acquire_time.and_then(micro_time),
     }
+}
+
+/// Whether a `missing` must wait for as long as the slot's last grant may last. A free Lease says that it has ended, and
+/// so does its claim's final phase; what no status shows yet is no longer than the longest lease duration.
+fn hides_a_grant(sight: &SlotSight<'_>) -> bool {
+    let free = sight.lease.is_some_and(LeaseRecord::is_free);
+    let entry = sight.view.slot.as_ref();
+    !free && entry.is_some_and(|entry| entry.duration_seconds.is_some())
 }
 
 /// The grant that a free Lease tells of: it may have begun and ended while nobody mirrored.

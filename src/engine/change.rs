@@ -125,6 +125,24 @@ pub fn renew(lock: &LockView, lease: &LeaseRecord, grant: &Grant, now: WallMicro
     record
 }
 
+/// The renewal of a hold that the operator keeps: it lasts for `seconds` from now.
+#[must_use]
+pub fn prolong(lease: &LeaseRecord, seconds: u32, now: WallMicros) -> LeaseRecord {
+    let mut record = lease.clone();
+    record.spec.renew_time = Some(later(now, lease.spec.renew_time));
+    record.spec.duration_seconds = Some(i64::from(seconds));
+    record
+}
+
+/// The return of an annotation that was dropped by hand; spec stays as it is.
+#[must_use]
+pub fn restore(lease: &LeaseRecord, grant: &Grant) -> LeaseRecord {
+    LeaseRecord {
+        grant: GrantNote::V1(grant.clone()),
+        ..lease.clone()
+    }
+}
+
 /// The end of the present holder's grant: the Lease is free, and says how that came about.
 #[must_use]
 pub fn end(

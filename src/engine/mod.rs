@@ -12,6 +12,7 @@
 //! * [`change`]: the records that may be written: take, renew, release, end, name, stamp (R1, R2, R9).
 //! * [`claimant`]: what somebody who wants the lock does next; [`moves`]: what it asks of its shell.
 //! * [`holder`]: what somebody who has it may still believe (R4).
+//! * [`holds`]: what the operator does for claims whose hold it keeps.
 //! * [`operator`]: what the operator does next for one slot; [`turns`]: for the one queue of all slots.
 //!
 //! Invariants: a token never falls and changes only with a grant; whoever may take may do so only by replacing the
@@ -20,6 +21,7 @@
 pub mod change;
 pub mod claimant;
 pub mod holder;
+pub mod holds;
 pub mod moves;
 pub mod operator;
 pub mod queue;
@@ -31,6 +33,7 @@ pub mod turns;
 pub use change::{NextChange, Requester, Take, TakeRefused};
 pub use claimant::{Claimant, Served};
 pub use holder::{Held, LossReason, Terms, TermsError, hold_end};
+pub use holds::{ClaimEnd, ClaimState, HoldClaim, Holder, PodSight, SlotSight, Wish};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, Loss, OperatorMove, OperatorWrite};
 pub use queue::{ClaimView, Queue, QueueOrder};

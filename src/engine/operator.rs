@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::change;
+use super::holds::{ClaimEnd, Holder, LOOK_AGAIN, SlotSight};
 use super::record::{ClaimRef, EndKind, GrantId, Hold, LeaseRecord, SpecRecord};
 use super::standing::{
     LockView, Observation, OnHolderLost, Seen, Standing, Unavailable, availability, lost_at,
@@ -28,6 +29,22 @@ pub enum OperatorMove {
     ReadLock,
     /// Read this claim from the server; answer with [`Turns::claim_read`](super::Turns::claim_read).
     ReadClaim(ClaimRef),
+    /// Ask the server whether a claim of this uid is there; answer with [`Keeper::holder_read`].
+    ReadHolder(String),
+    /// Write the final phase of this claim, whose Lease is freed next.
+    Finish {
+        /// The claim.
+        claim: ClaimRef,
+        /// How its hold ends.
+        why: ClaimEnd,
+    },
+    /// Send this guarded write, which prolongs a Fixed hold; answer with [`Keeper::prolonged`].
+    Prolong {
+        /// The record to put in place.
+        record: Box<LeaseRecord>,
+        /// For how many seconds the grant then lasts in all.
+        total: u32,
+    },
     /// Send this guarded write; answer with [`Keeper::written`], or read the Lease again.
     Write {
         /// What it is for.
@@ -61,6 +78,16 @@ pub enum OperatorWrite {
     Name,
     /// Says whose turn it is, over a claim that did not take its own.
     PassOver,
+    /// Takes a slot for a Fixed or Pod claim.
+    Take,
+    /// Renews a Pod hold.
+    Renew,
+    /// Prolongs a Fixed hold.
+    Prolong,
+    /// Puts the annotation of a Fixed or Pod hold back.
+    Restore,
+    /// Ends a Fixed or Pod hold that was given up, or whose Pod has ended.
+    End,
 }
 
 /// Whether a holder counts as lost, where `onHolderLost: Hold` keeps the slot locked after it.
@@ -90,8 +117,13 @@ pub struct Keeper {
     opened: Option<(String, u64)>,
     /// Since when the leader has seen a take of the slot possible.
     takeable: Option<Moment>,
-    /// Since when this replica has itself seen the present grant; only where the lock limits how long one may last.
+    /// Since when this replica has itself seen the present grant; only where it matters: the lock limits how long one
+    /// may last, or the hold is one that the operator keeps.
     held: Option<(GrantId, Moment)>,
+    /// For how many seconds this replica has prolonged a grant.
+    prolonged: Option<(GrantId, u32)>,
+    /// What a read showed of the claim with this uid: when, and whether it is gone.
+    holder_read: Option<(String, Moment, bool)>,
     /// Whether the holder has given a sign of life that this replica saw; only under Hold.
     lives: bool,
 }
@@ -159,14 +191,18 @@ impl Keeper {
     /// Renewals, and edits of annotations, change nothing here.
     fn note_hold(&mut self, now: Moment) {
         let limited = self
-            .lock
-            .as_ref()
-            .is_some_and(|(lock, _)| lock.max_hold_seconds.is_some());
-        let grant = self
-            .lease
-            .as_ref()
-            .filter(|lease| limited && !lease.is_free() && !lease.is_missing())
-            .map(LeaseRecord::grant_id);
+            .lock()
+            .is_some_and(|lock| lock.max_hold_seconds.is_some());
+        let holds = |lease: &&LeaseRecord| !lease.is_free() && !lease.is_missing();
+        let grant = self.lease.as_ref().filter(holds).filter(|lease| {
+            let known = self.held.as_ref();
+            let kept = lease
+                .current_grant()
+                .is_some_and(|grant| grant.hold != Hold::Heartbeat);
+            // One whose annotation was dropped is still the same.
+            limited || kept || known.is_some_and(|(known, _)| *known == lease.grant_id())
+        });
+        let grant = grant.map(LeaseRecord::grant_id);
         if self.held.as_ref().map(|(known, _)| known) != grant.as_ref() {
             self.held = grant.map(|grant| (grant, now));
         }
@@ -180,6 +216,60 @@ impl Keeper {
     /// A write of the operator's was answered by a 2xx with `record`.
     pub fn written(&mut self, record: LeaseRecord, now: Moment) {
         self.lease_seen(Some(record), Seen::Watched, now);
+    }
+
+    /// The write of [`OperatorMove::Prolong`] was answered by a 2xx.
+    pub fn prolonged(&mut self, total: u32) {
+        let grant = self.lease.as_ref().map(LeaseRecord::grant_id);
+        self.prolonged = grant.map(|grant| (grant, total));
+    }
+
+    /// For how many seconds this replica has prolonged the present grant.
+    #[must_use]
+    pub fn prolonged_to(&self) -> Option<u32> {
+        let (grant, total) = self.prolonged.as_ref()?;
+        (*grant == self.lease.as_ref()?.grant_id()).then_some(*total)
+    }
+
+    /// The claim that [`OperatorMove::ReadHolder`] asked for was looked for at `now`.
+    pub fn holder_read(&mut self, uid: &str, gone: bool, now: Moment) {
+        self.holder_read = Some((uid.to_owned(), now, gone));
+    }
+
+    /// What is known of the claim behind the holder while it is not in view.
+    #[must_use]
+    pub fn holder_out_of_view(&self, now: Moment) -> Holder<'static> {
+        let holder = self.lease.as_ref().and_then(LeaseRecord::holder_uid);
+        match &self.holder_read {
+            Some((uid, _, true)) if holder == Some(uid) => Holder::Gone,
+            Some((uid, read, false)) if holder == Some(uid) && now < *read + LOOK_AGAIN => {
+                Holder::OutOfView
+            }
+            _ => Holder::Unknown,
+        }
+    }
+
+    /// The slot for those who see to Fixed and Pod holds; `None` while lock or Lease are not known.
+    #[must_use]
+    pub fn sight(&self, now: Moment) -> Option<SlotSight<'_>> {
+        let ((lock, read), lease, seen) = (
+            self.lock.as_ref()?,
+            self.lease.as_ref()?,
+            self.seen.as_ref()?,
+        );
+        let when_read = standing(lock, lease, seen, *read);
+        Some(SlotSight {
+            lock,
+            lock_read: *read,
+            lease,
+            lease_changed: self.changed,
+            standing: standing(lock, lease, seen, now),
+            expired_when_read: *read >= self.changed && when_read == Standing::Expired,
+            unchanged_since: seen.since(),
+            held_since: self.held.as_ref().map_or(now, |(_, since)| *since),
+            prolonged_to: self.prolonged_to(),
+            remembered: self.remembered,
+        })
     }
 
     /// The Lease as last seen.

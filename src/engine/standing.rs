@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Moment;
 use super::queue::QueueOrder;
-use super::record::{GrantNote, Hold, LeaseRecord, SpecRecord};
+use super::record::{GrantNote, Hold, LeaseRecord, PodRef, SpecRecord};
 use crate::api::names::MAX_LEASE_SECONDS;
 
 /// What happens to a lock whose holder fell silent.
@@ -26,6 +26,8 @@ pub struct SlotView {
     pub holder: String,
     /// How that holder keeps it.
     pub hold: Option<Hold>,
+    /// The Pod of that holder.
+    pub pod: Option<PodRef>,
     /// The lease duration of the slot's last grant, unless its claim's final phase is written already.
     pub duration_seconds: Option<u32>,
 }

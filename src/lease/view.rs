@@ -3,7 +3,9 @@
 use kube::ResourceExt;
 
 use crate::api::{self, DistributedLock, FencingToken, HoldType, LockClaim};
-use crate::engine::{ClaimRef, ClaimView, Hold, LockView, OnHolderLost, QueueOrder, SlotView};
+use crate::engine::{
+    ClaimRef, ClaimView, Hold, LockView, OnHolderLost, PodRef, QueueOrder, SlotView,
+};
 
 /// What the rules need to know of `lock` for one slot. `claim_finished` says whether the final phase of the claim
 /// that status shows as the slot's holder is written already.
@@ -36,6 +38,11 @@ pub fn lock_view(lock: &DistributedLock, slot: i32, claim_finished: bool) -> Loc
             token: status.fencing_token.map_or(0, FencingToken::get),
             holder: status.holder_identity.clone(),
             hold: status.hold.map(hold),
+            pod: status
+                .pod_name
+                .clone()
+                .zip(status.pod_uid.clone())
+                .map(|(name, uid)| PodRef { name, uid }),
             duration_seconds: (!claim_finished)
                 .then(|| {
                     status

@@ -249,6 +249,9 @@ impl World {
                         operator.quiet = Some(until);
                         return;
                     }
+                    OperatorMove::ReadHolder(_)
+                    | OperatorMove::Finish { .. }
+                    | OperatorMove::Prolong { .. } => unreachable!("all claims are Heartbeat"),
                 }
             }
             panic!("an operator reads for ever: {operator:?}");

@@ -506,6 +506,9 @@ impl Stage {
                     self.operator_write = Some(*record);
                     return said;
                 }
+                OperatorMove::ReadHolder(_)
+                | OperatorMove::Finish { .. }
+                | OperatorMove::Prolong { .. } => unreachable!("all claims are Heartbeat"),
                 OperatorMove::Wait { until, stalled } => {
                     let until =
                         until.map_or(String::new(), |until| format!(" until {}", seconds(until)));

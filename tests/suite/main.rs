@@ -38,6 +38,8 @@ mod fence;
 mod operator_claims;
 #[cfg(feature = "cli")]
 mod operator_ends;
+#[cfg(target_os = "linux")]
+mod operator_holds;
 #[cfg(feature = "cli")]
 mod operator_leaders;
 #[cfg(feature = "cli")]

@@ -356,7 +356,7 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
     };
     assert_eq!(pods.of_hold(&claim), None);
     read(&mut pods, Some(&lives));
-    let shown = |uid: Option<&str>, ended| PodRead {
+    let shown = |uid: Option<&str>, ended| PodSight {
         uid: uid.map(str::to_owned),
         ended,
     };

@@ -1,0 +1,574 @@
+use super::*;
+use crate::engine::{ClaimView, QueueOrder, SlotView, SpecRecord};
+
+const UID: &str = "11111111-2222-3333-4444-555555555555";
+const IDENTITY: &str = "seat/11111111-2222-3333-4444-555555555555";
+const NOW: Moment = Moment::from_secs(1000);
+
+fn lock() -> LockView {
+    LockView {
+        name: "nightly".to_owned(),
+        uid: "lock".to_owned(),
+        duration_seconds: 15,
+        longest_seconds: Some(15),
+        max_holders: 1,
+        slot: Some(SlotView::default()),
+        ..LockView::default()
+    }
+}
+
+fn free() -> LeaseRecord {
+    LeaseRecord {
+        uid: "lease".to_owned(),
+        resource_version: 7,
+        deleting: false,
+        lock_label: Some("nightly".to_owned()),
+        shared_with: None,
+        owners: vec![],
+        spec: SpecRecord {
+            transitions: 3,
+            ..SpecRecord::default()
+        },
+        grant: GrantNote::Absent,
+        next: None,
+        ended: None,
+        holder_note: None,
+    }
+}
+
+fn claim(wish: Wish, state: ClaimState) -> HoldClaim {
+    HoldClaim {
+        claim: ClaimRef {
+            name: "seat".to_owned(),
+            uid: UID.to_owned(),
+        },
+        identity: IDENTITY.to_owned(),
+        wish,
+        state,
+    }
+}
+
+fn pod(uid: Option<&str>, there: Option<&str>, ended: bool) -> Wish {
+    Wish::Pod {
+        name: "web".to_owned(),
+        uid: uid.map(str::to_owned),
+        sight: Some(PodSight {
+            uid: there.map(str::to_owned),
+            ended,
+        }),
+    }
+}
+
+fn sight<'a>(lock: &'a LockView, lease: &'a LeaseRecord, standing: Standing) -> SlotSight<'a> {
+    SlotSight {
+        lock,
+        lock_read: NOW,
+        lease,
+        lease_changed: NOW,
+        standing,
+        expired_when_read: true,
+        unchanged_since: NOW,
+        held_since: NOW,
+        prolonged_to: None,
+        remembered: 0,
+    }
+}
+
+fn queue(claim: &HoldClaim) -> Queue {
+    let view = ClaimView {
+        claim: claim.claim.clone(),
+        ticket: 1,
+        priority: 0,
+        hold: claim.hold(),
+        waiting: true,
+        dead: false,
+    };
+    Queue::new([view], [], QueueOrder::Fifo)
+}
+
+/// The Lease after the operator took it for this wish.
+fn taken(lock: &LockView, wish: Wish) -> LeaseRecord {
+    let claim = claim(wish, ClaimState::Waiting);
+    let lease = free();
+    let slot = sight(lock, &lease, Standing::Free);
+    let (number, todo) =
+        take(&[slot], &queue(&claim), |_| Some(claim.clone()), 5).expect("it takes");
+    assert_eq!(number, 0);
+    match todo {
+        OperatorMove::Write {
+            what: OperatorWrite::Take,
+            record,
+            ..
+        } => *record,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(lease: &LeaseRecord, seconds: Option<u32>) -> ClaimState {
+    ClaimState::Granted {
+        slot: 0,
+        token: lease.current_token().expect("a token").get(),
+        seconds,
+    }
+}
+
+const HELD: Standing = Standing::Held {
+    until: Moment::from_secs(2000),
+};
+
+fn end_of(todo: Option<OperatorMove>) -> (OperatorWrite, EndKind) {
+    match todo {
+        Some(OperatorMove::Write { what, record, .. }) => {
+            assert!(record.is_free());
+            (what, record.ended.expect("a note").kind)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_take_stores_what_the_claim_asks_for_cut_by_the_limit() {
+    let limited = LockView {
+        max_hold_seconds: Some(60),
+        ..lock()
+    };
+    for (lock, wish, stored, hold) in [
+        (lock(), Wish::Fixed { seconds: 600 }, 600, Hold::Fixed),
+        (
+            limited.clone(),
+            Wish::Fixed { seconds: 600 },
+            60,
+            Hold::Fixed,
+        ),
+        (
+            limited.clone(),
+            Wish::Fixed { seconds: 20 },
+            20,
+            Hold::Fixed,
+        ),
+        (lock(), pod(None, Some("p1"), false), 86_400, Hold::Pod),
+        (
+            limited,
+            pod(Some("p1"), Some("p1"), false),
+            86_400,
+            Hold::Pod,
+        ),
+    ] {
+        let lease = taken(&lock, wish);
+        assert_eq!(lease.spec.holder, IDENTITY);
+        assert_eq!(lease.spec.duration_seconds, Some(stored));
+        let grant = lease.current_grant().expect("a grant");
+        assert_eq!((grant.hold, grant.token.get()), (hold, 8));
+        let bound = grant.pod.as_ref().map(|pod| pod.uid.as_str());
+        assert_eq!(bound, (hold == Hold::Pod).then_some("p1"));
+    }
+}
+
+#[test]
+fn nothing_is_taken_for_who_lacks_its_pod_or_out_of_turn_or_from_a_holder() {
+    let lock = lock();
+    let waits = |wish| claim(wish, ClaimState::Waiting);
+    let try_with = |claim: &HoldClaim, lease: &LeaseRecord, standing| {
+        take(
+            &[sight(&lock, lease, standing)],
+            &queue(claim),
+            |_| Some(claim.clone()),
+            5,
+        )
+    };
+    for wish in [
+        pod(None, None, false),
+        pod(None, Some("p1"), true),
+        pod(Some("p0"), Some("p1"), false),
+        Wish::Pod {
+            name: "web".to_owned(),
+            uid: None,
+            sight: None,
+        },
+    ] {
+        assert_eq!(try_with(&waits(wish), &free(), Standing::Free), None);
+    }
+    let seat = waits(Wish::Fixed { seconds: 1 });
+    assert_eq!(
+        try_with(&seat, &free(), Standing::Expired),
+        None,
+        "it is ended first"
+    );
+    assert_eq!(try_with(&seat, &free(), HELD), None);
+    let other = ClaimRef {
+        name: "other".to_owned(),
+        uid: "o".to_owned(),
+    };
+    let named = LeaseRecord {
+        next: Some(other),
+        ..free()
+    };
+    assert_eq!(
+        try_with(&seat, &named, Standing::Free),
+        None,
+        "it is another's turn"
+    );
+    let late = SlotSight {
+        lease_changed: NOW + Duration::from_secs(1),
+        ..sight(&lock, &named, Standing::Free)
+    };
+    let late = SlotSight {
+        lease: &free(),
+        ..late
+    };
+    let todo = take(&[late], &queue(&seat), |_| Some(seat.clone()), 5);
+    assert_eq!(todo, Some((0, OperatorMove::ReadLock)));
+}
+
+#[test]
+fn the_other_slot_is_taken_by_the_one_who_is_named_and_leaves_the_queue_alone() {
+    let lock = |number| LockView {
+        number,
+        max_holders: 2,
+        ..lock()
+    };
+    let (first, second) = (lock(0), lock(1));
+    let seat = claim(Wish::Fixed { seconds: 9 }, ClaimState::Waiting);
+    let mut head = taken(&first, Wish::Fixed { seconds: 9 });
+    let other = free();
+    let ask = |head: &LeaseRecord| {
+        let slots = [
+            sight(&first, head, HELD),
+            sight(&second, &other, Standing::Free),
+        ];
+        take(&slots, &queue(&seat), |_| Some(seat.clone()), 5)
+    };
+    assert_eq!(ask(&head), None, "it is named first");
+    head.next = Some(seat.claim.clone());
+    match ask(&head) {
+        Some((1, OperatorMove::Write { record, .. })) => assert_eq!(record.next, None),
+        other => panic!("{other:?}"),
+    }
+    let fewer = LockView {
+        max_holders: 1,
+        ..second.clone()
+    };
+    let slots = [
+        sight(&first, &head, HELD),
+        sight(&fewer, &other, Standing::Free),
+    ];
+    let todo = take(&slots, &queue(&seat), |_| Some(seat.clone()), 5);
+    assert_eq!(todo, None, "a surplus slot is not taken");
+}
+
+#[test]
+fn a_claim_is_shown_as_over_before_its_lease_is_freed() {
+    let lock = lock();
+    let lease = taken(&lock, Wish::Fixed { seconds: 600 });
+    let on_pod = taken(&lock, pod(None, Some("p1"), false));
+    let fixed = || Wish::Fixed { seconds: 600 };
+    let bound = |there, ended| pod(None, there, ended);
+    for (lease, wish, standing, why, kind) in [
+        (
+            &lease,
+            fixed(),
+            Standing::Expired,
+            ClaimEnd::Expired,
+            EndKind::Expired,
+        ),
+        (
+            &lease,
+            fixed(),
+            Standing::Revoked,
+            ClaimEnd::Revoked,
+            EndKind::Revoked,
+        ),
+        (
+            &on_pod,
+            bound(None, false),
+            Standing::HeldWithoutEnd,
+            ClaimEnd::PodEnded,
+            EndKind::Ended,
+        ),
+        (
+            &on_pod,
+            bound(Some("p2"), false),
+            Standing::HeldWithoutEnd,
+            ClaimEnd::PodEnded,
+            EndKind::Ended,
+        ),
+        (
+            &on_pod,
+            bound(Some("p1"), true),
+            Standing::HeldWithoutEnd,
+            ClaimEnd::PodEnded,
+            EndKind::Ended,
+        ),
+        (
+            &on_pod,
+            bound(Some("p1"), false),
+            Standing::Revoked,
+            ClaimEnd::Revoked,
+            EndKind::Revoked,
+        ),
+    ] {
+        let slot = sight(&lock, lease, standing);
+        let shown = claim(wish.clone(), granted(lease, Some(600)));
+        let expected = OperatorMove::Finish {
+            claim: shown.claim.clone(),
+            why,
+        };
+        assert_eq!(
+            keep(&slot, Holder::InView(&shown), "op", NOW, 9),
+            Some(expected),
+            "{why:?}"
+        );
+        let over = claim(wish.clone(), ClaimState::Over(why));
+        assert_eq!(
+            end_of(keep(&slot, Holder::InView(&over), "op", NOW, 9)).1,
+            kind
+        );
+        // Nobody was told of it: it may be taken again, so its claim goes on waiting.
+        let waits = claim(wish, ClaimState::Waiting);
+        assert_eq!(
+            end_of(keep(&slot, Holder::InView(&waits), "op", NOW, 9)).1,
+            kind
+        );
+    }
+}
+
+#[test]
+fn a_lease_whose_claim_is_gone_is_given_back_once_a_read_says_so() {
+    let lock = lock();
+    let lease = taken(&lock, Wish::Fixed { seconds: 600 });
+    let slot = sight(&lock, &lease, HELD);
+    let ask = |holder| keep(&slot, holder, "op", NOW, 9);
+    assert_eq!(
+        ask(Holder::Unknown),
+        Some(OperatorMove::ReadHolder(UID.to_owned()))
+    );
+    assert!(matches!(
+        ask(Holder::OutOfView),
+        Some(OperatorMove::Wait { .. })
+    ));
+    assert_eq!(
+        end_of(ask(Holder::Gone)),
+        (OperatorWrite::End, EndKind::Released)
+    );
+    let deleting = |shown| claim(Wish::Fixed { seconds: 600 }, ClaimState::Deleting { shown });
+    let shown = deleting(true);
+    assert!(matches!(
+        ask(Holder::InView(&shown)),
+        Some(OperatorMove::Finish { .. })
+    ));
+    let hidden = deleting(false);
+    assert_eq!(end_of(ask(Holder::InView(&hidden))).1, EndKind::Released);
+    // Another grant of the same claim: nobody was told of this one.
+    let elsewhere = claim(
+        Wish::Fixed { seconds: 600 },
+        ClaimState::Granted {
+            slot: 1,
+            token: 99,
+            seconds: Some(600),
+        },
+    );
+    assert_eq!(end_of(ask(Holder::InView(&elsewhere))).1, EndKind::Released);
+}
+
+#[test]
+fn the_lock_is_read_again_before_a_hold_is_ended_by_time() {
+    let lock = LockView {
+        max_hold_seconds: Some(60),
+        ..lock()
+    };
+    let lease = taken(&lock, Wish::Fixed { seconds: 60 });
+    let shown = claim(Wish::Fixed { seconds: 60 }, granted(&lease, Some(60)));
+    let slot = SlotSight {
+        expired_when_read: false,
+        ..sight(&lock, &lease, Standing::Expired)
+    };
+    let todo = keep(&slot, Holder::InView(&shown), "op", NOW, 9);
+    assert_eq!(todo, Some(OperatorMove::ReadLock));
+
+    let lease = taken(&lock, pod(None, Some("p1"), false));
+    let shown = claim(pod(None, Some("p1"), false), granted(&lease, None));
+    let over = NOW + Duration::from_secs(60);
+    let slot = sight(&lock, &lease, Standing::HeldWithoutEnd);
+    let ask = |slot: &SlotSight<'_>, now| keep(slot, Holder::InView(&shown), "op", now, 9);
+    assert_eq!(ask(&slot, NOW), Some(wait(Some(over))));
+    assert_eq!(ask(&slot, over), Some(OperatorMove::ReadLock));
+    let read = SlotSight {
+        lock_read: over,
+        ..slot
+    };
+    let why = ClaimEnd::MaxHold;
+    let expected = OperatorMove::Finish {
+        claim: shown.claim.clone(),
+        why,
+    };
+    assert_eq!(ask(&read, over), Some(expected));
+}
+
+#[test]
+fn raised_seconds_prolong_by_what_was_not_seen_to_pass() {
+    let lock = lock();
+    let lease = taken(&lock, Wish::Fixed { seconds: 60 });
+    let raised = claim(Wish::Fixed { seconds: 600 }, granted(&lease, Some(60)));
+    let slot = sight(&lock, &lease, HELD);
+    let after = |slot: &SlotSight<'_>, seconds| {
+        keep(
+            slot,
+            Holder::InView(&raised),
+            "op",
+            NOW + Duration::from_secs(seconds),
+            9,
+        )
+    };
+    match after(&slot, 50) {
+        Some(OperatorMove::Prolong { record, total: 600 }) => {
+            assert_eq!(record.spec.duration_seconds, Some(550));
+            assert_eq!(record.grant, lease.grant, "the token stays");
+            assert_ne!(record.spec.renew_time, lease.spec.renew_time);
+        }
+        other => panic!("{other:?}"),
+    }
+    let done = SlotSight {
+        prolonged_to: Some(600),
+        ..slot.clone()
+    };
+    assert!(
+        matches!(after(&done, 50), Some(OperatorMove::Wait { .. })),
+        "once is enough"
+    );
+    let limited = LockView {
+        max_hold_seconds: Some(60),
+        ..lock.clone()
+    };
+    let cut = SlotSight {
+        lock: &limited,
+        ..slot.clone()
+    };
+    assert!(
+        matches!(after(&cut, 50), Some(OperatorMove::Wait { .. })),
+        "not beyond the limit"
+    );
+    let waits = claim(Wish::Fixed { seconds: 600 }, ClaimState::Waiting);
+    let todo = keep(&slot, Holder::InView(&waits), "op", NOW, 9);
+    assert!(
+        matches!(todo, Some(OperatorMove::Wait { .. })),
+        "it is shown as granted first"
+    );
+}
+
+#[test]
+fn a_pod_hold_is_renewed_every_third_of_a_day() {
+    let lock = lock();
+    let lease = taken(&lock, pod(None, Some("p1"), false));
+    let shown = claim(pod(None, Some("p1"), false), granted(&lease, None));
+    let slot = sight(&lock, &lease, Standing::HeldWithoutEnd);
+    let after = |seconds| {
+        keep(
+            &slot,
+            Holder::InView(&shown),
+            "op",
+            NOW + Duration::from_secs(seconds),
+            9,
+        )
+    };
+    assert_eq!(
+        after(28_799),
+        Some(wait(Some(NOW + Duration::from_secs(28_800))))
+    );
+    match after(28_800) {
+        Some(OperatorMove::Write {
+            what: OperatorWrite::Renew,
+            record,
+            ..
+        }) => {
+            assert_eq!(record.spec.duration_seconds, Some(86_400));
+            assert!(record.spec.renew_time > lease.spec.renew_time);
+            assert_eq!(record.grant, lease.grant);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_annotation_is_put_back_only_as_status_knows_it() {
+    let wish = || pod(None, Some("p1"), false);
+    let lease = taken(&lock(), wish());
+    let grant = lease.current_grant().expect("a grant").clone();
+    let bare = LeaseRecord {
+        grant: GrantNote::Absent,
+        ..lease.clone()
+    };
+    let entry = SlotView {
+        token: grant.token.get(),
+        holder: IDENTITY.to_owned(),
+        hold: Some(Hold::Pod),
+        pod: grant.pod.clone(),
+        duration_seconds: Some(86_400),
+    };
+    let shown = claim(wish(), granted(&lease, None));
+    let waits = claim(wish(), ClaimState::Waiting);
+    let knows = LockView {
+        slot: Some(entry.clone()),
+        ..lock()
+    };
+    let slot = sight(&knows, &bare, Standing::HeldWithoutEnd);
+    for claim in [&shown, &waits] {
+        match keep(&slot, Holder::InView(claim), "op", NOW, 9) {
+            Some(OperatorMove::Write {
+                what: OperatorWrite::Restore,
+                record,
+                ..
+            }) => {
+                assert_eq!(*record, lease);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let gone = keep(&slot, Holder::Gone, "op", NOW, 9);
+    match gone {
+        Some(OperatorMove::Write { record, .. }) => {
+            let ended = record.ended.expect("a note");
+            assert_eq!(
+                ended.token,
+                grant.token.get(),
+                "the next token stays above it"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    // A later grant was seen: the token in status is not that of this one.
+    let later = SlotSight {
+        remembered: grant.token.get() + 1,
+        ..slot.clone()
+    };
+    assert_eq!(
+        end_of(keep(&later, Holder::InView(&waits), "op", NOW, 9)).1,
+        EndKind::Released
+    );
+    let todo = keep(&later, Holder::InView(&shown), "op", NOW, 9);
+    assert_eq!(todo, Some(wait(None)), "its claim is shown as over first");
+}
+
+#[test]
+fn holds_of_others_are_left_to_the_keeper() {
+    let lock = lock();
+    let mut lease = taken(&lock, Wish::Fixed { seconds: 60 });
+    if let GrantNote::V1(grant) = &mut lease.grant {
+        grant.hold = Hold::Heartbeat;
+    }
+    for holder in [Holder::Unknown, Holder::Gone] {
+        assert_eq!(
+            keep(&sight(&lock, &lease, HELD), holder, "op", NOW, 9),
+            None
+        );
+    }
+    assert_eq!(
+        keep(
+            &sight(&lock, &free(), Standing::Free),
+            Holder::Unknown,
+            "op",
+            NOW,
+            9
+        ),
+        None
+    );
+}

@@ -1,0 +1,492 @@
+//! Fixed and Pod holds: claims that any tool can make, and whose holds the operator keeps.
+
+use std::time::Duration;
+
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use leasehold::api::{
+    ClaimPhase, DistributedLockSpec, EndReason, FixedHold, Hold, HoldType, LockClaim,
+    LockClaimSpec, PodHold, find_condition, names,
+};
+use leasehold::client::Locks;
+use leasehold::clock::MonoInstant;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::operator_pods::{make_pod, pods};
+use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, lasting};
+use super::server::within;
+
+const NOTHING: Duration = Duration::from_millis(1500);
+
+fn fixed(seconds: i32) -> LockClaimSpec {
+    let hold = Hold {
+        type_: HoldType::Fixed,
+        fixed: Some(FixedHold { seconds }),
+        pod: None,
+    };
+    LockClaimSpec {
+        hold,
+        ..LockClaimSpec::heartbeat("nightly")
+    }
+}
+
+fn with_pod(name: &str, uid: Option<&str>) -> LockClaimSpec {
+    let pod = PodHold {
+        name: name.to_owned(),
+        uid: uid.map(str::to_owned),
+    };
+    let hold = Hold {
+        type_: HoldType::Pod,
+        fixed: None,
+        pod: Some(pod),
+    };
+    LockClaimSpec {
+        hold,
+        ..LockClaimSpec::heartbeat("nightly")
+    }
+}
+
+async fn claim(place: &Place, name: &str, spec: LockClaimSpec) -> LockClaim {
+    let claim = LockClaim::new(name, spec);
+    let made = place.claims.create(&PostParams::default(), &claim).await;
+    made.expect("the claim is made")
+}
+
+/// Waits until the claim is in this phase.
+async fn is_in(place: &Place, name: &str, phase: ClaimPhase) -> LockClaim {
+    let so = move |claim: Option<&LockClaim>| claim.is_some_and(|claim| claim.phase() == phase);
+    let claim = place.claim_is(name, &format!("it is {phase:?}"), so).await;
+    claim.expect("a claim")
+}
+
+async fn waits_for(place: &Place, name: &str, reason: &'static str) {
+    let so = move |claim: Option<&LockClaim>| {
+        claim.is_some_and(|claim| condition(claim, names::CONDITION_GRANTED).1 == reason)
+    };
+    place.claim_is(name, reason, so).await;
+}
+
+fn condition(claim: &LockClaim, type_: &str) -> (String, String) {
+    let conditions = claim
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let found = find_condition(conditions, type_);
+    found
+        .map(|found| (found.status.clone(), found.reason.clone()))
+        .unwrap_or_default()
+}
+
+fn token(claim: &LockClaim) -> i64 {
+    let status = claim.status.as_ref().expect("a status");
+    status.fencing_token.expect("a token").get()
+}
+
+async fn edit(place: &Place, name: &str, patch: &Value) {
+    let patched = place
+        .claims
+        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
+    patched.expect("the claim can be edited");
+}
+
+async fn delete(place: &Place, name: &str) {
+    let deleted = place.claims.delete(name, &DeleteParams::default()).await;
+    deleted.expect("the claim can be deleted");
+}
+
+/// Waits until the lock is free, and says how long that took.
+async fn free_after(place: &Place, began: MonoInstant) -> Duration {
+    place.lock_is("nightly", "it is free", is_free).await;
+    MonoInstant::now().saturating_duration_since(began)
+}
+
+#[tokio::test]
+async fn a_fixed_claim_is_granted_and_ends_by_itself() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        // A claim may come before its lock.
+        claim(&place, "seat", fixed(3)).await;
+        waits_for(&place, "seat", names::REASON_LOCK_NOT_FOUND).await;
+        place.make("nightly", lasting(15)).await;
+        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        let began = MonoInstant::now();
+        let status = granted.status.clone().expect("a status");
+        assert_eq!(status.slot, Some(0));
+        assert_eq!(status.lease_name.as_deref(), Some("nightly"));
+        assert_eq!(status.holder_identity, granted.holder_identity());
+        let times = status
+            .grant_time
+            .zip(status.expire_time)
+            .expect("both times");
+        assert_eq!(times.1.0.as_second() - times.0.0.as_second(), 3);
+        for (type_, expected) in [
+            (names::CONDITION_READY, "True"),
+            (names::CONDITION_GRANTED, "True"),
+            (names::CONDITION_STALLED, "False"),
+        ] {
+            assert_eq!(condition(&granted, type_).0, expected, "{type_}");
+        }
+        let lock = place.locks.get("nightly").await.expect("the lock");
+        let slot = lock.slot_status(0).expect("an entry");
+        assert_eq!(
+            slot.fencing_token.map(|token| token.get()),
+            Some(token(&granted))
+        );
+        assert_eq!(
+            (slot.hold, slot.lease_duration_seconds),
+            (Some(HoldType::Fixed), Some(3))
+        );
+
+        let expired = is_in(&place, "seat", ClaimPhase::Expired).await;
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!((2.0..5.0).contains(&took.as_secs_f64()), "after {took:?}");
+        for (type_, expected) in [
+            (names::CONDITION_READY, "False"),
+            (names::CONDITION_GRANTED, "False"),
+            (names::CONDITION_STALLED, "True"),
+        ] {
+            assert_eq!(condition(&expired, type_).0, expected, "{type_}");
+        }
+        let lock = place.lock_is("nightly", "it is free", is_free).await;
+        let history = lock.status.expect("a status").history;
+        assert_eq!(
+            history.iter().map(|end| end.reason).collect::<Vec<_>>(),
+            [EndReason::Expired]
+        );
+        tokio::time::sleep(NOTHING).await;
+        let lease = place.lease("nightly").await;
+        assert!(lease.record.is_free(), "it is never taken again");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn raising_its_seconds_prolongs_a_fixed_hold_under_its_token() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 15).await;
+        let began = MonoInstant::now();
+        claim(&place, "seat", fixed(4)).await;
+        let first = is_in(&place, "seat", ClaimPhase::Granted).await;
+        edit(
+            &place,
+            "seat",
+            &json!({"spec": {"hold": {"fixed": {"seconds": 7}}}}),
+        )
+        .await;
+        let lasts = |claim: &LockClaim| {
+            let status = claim.status.clone().unwrap_or_default();
+            let times = status.grant_time.zip(status.expire_time);
+            times.map(|(from, until)| until.0.as_second() - from.0.as_second())
+        };
+        let so =
+            move |claim: Option<&LockClaim>| claim.is_some_and(|claim| lasts(claim) == Some(7));
+        place.claim_is("seat", "it is prolonged", so).await;
+        let over = is_in(&place, "seat", ClaimPhase::Expired).await;
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!((6.5..9.5).contains(&took.as_secs_f64()), "after {took:?}");
+        assert_eq!(token(&over), token(&first));
+        let lock = place.lock_is("nightly", "it is free", is_free).await;
+        assert_eq!(
+            lock.status.map(|status| status.history.len()),
+            Some(1),
+            "it was one grant"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_a_claim_gives_the_lock_back_at_once() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 15).await;
+        make_pod(&place, "web").await;
+        for spec in [fixed(600), with_pod("web", None)] {
+            claim(&place, "seat", spec).await;
+            is_in(&place, "seat", ClaimPhase::Granted).await;
+            let began = MonoInstant::now();
+            delete(&place, "seat").await;
+            let took = free_after(&place, began).await;
+            assert!(took < Duration::from_secs(2), "after {took:?}");
+        }
+        let lock = place.locks.get("nightly").await.expect("the lock");
+        let history = lock.status.expect("a status").history;
+        let reasons: Vec<_> = history.iter().map(|end| end.reason).collect();
+        assert_eq!(reasons, [EndReason::Released, EndReason::Released]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 1).await;
+        claim(&place, "first", with_pod("web", None)).await;
+        waits_for(&place, "first", names::REASON_POD_NOT_FOUND).await;
+        // It keeps nobody waiting meanwhile.
+        claim(&place, "seat", fixed(1)).await;
+        is_in(&place, "seat", ClaimPhase::Expired).await;
+        let pod = make_pod(&place, "web").await;
+        let granted = is_in(&place, "first", ClaimPhase::Granted).await;
+        let lock = place.locks.get("nightly").await.expect("the lock");
+        let slot = lock.slot_status(0).expect("an entry");
+        assert_eq!(
+            (slot.pod_name.as_deref(), &slot.pod_uid),
+            (Some("web"), &pod.metadata.uid)
+        );
+        assert!(
+            granted
+                .status
+                .is_some_and(|status| status.expire_time.is_none())
+        );
+
+        // What proves nothing ends nothing, nor does time: the lease duration is one second.
+        let fail = async |status: Value| {
+            let patch = Patch::Merge(json!({"status": status}));
+            let patched = pods(&place)
+                .patch_status("web", &PatchParams::default(), &patch)
+                .await;
+            patched.expect("the status can be edited");
+        };
+        fail(json!({"phase": "Failed", "reason": "NodeLost"})).await;
+        tokio::time::sleep(NOTHING * 2).await;
+        let still = place.claims.get("first").await.expect("the claim");
+        assert_eq!(still.phase(), ClaimPhase::Granted);
+        fail(json!({"containerStatuses": [{
+            "name": "main", "image": "none", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
+        }]}))
+        .await;
+        let over = is_in(&place, "first", ClaimPhase::Released).await;
+        assert_eq!(
+            condition(&over, names::CONDITION_READY).1,
+            names::REASON_POD_ENDED
+        );
+        place.lock_is("nightly", "it is free", is_free).await;
+
+        // Another Pod of that name is another Pod.
+        let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
+        deleted.expect("the pod can be deleted");
+        let again = make_pod(&place, "web").await;
+        claim(&place, "old", with_pod("web", pod.metadata.uid.as_deref())).await;
+        waits_for(&place, "old", names::REASON_POD_NOT_FOUND).await;
+        claim(
+            &place,
+            "new",
+            with_pod("web", again.metadata.uid.as_deref()),
+        )
+        .await;
+        is_in(&place, "new", ClaimPhase::Granted).await;
+        let began = MonoInstant::now();
+        let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
+        deleted.expect("the pod can be deleted");
+        is_in(&place, "new", ClaimPhase::Released).await;
+        let took = free_after(&place, began).await;
+        assert!(took < Duration::from_secs(3), "after {took:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fixed_claims_and_waiters_are_served_in_the_order_of_coming() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 5).await;
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let holder = locks.lock("nightly").acquire().await.expect("it is free");
+        claim(&place, "first", fixed(1)).await;
+        let ticket = |claim: Option<&LockClaim>| {
+            claim.is_some_and(|claim| {
+                claim
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.ticket.is_some())
+            })
+        };
+        place.claim_is("first", "it has a ticket", ticket).await;
+        let mut waiter = locks.lock("nightly").claimant("second").begin();
+        let two = |lock: &leasehold::api::DistributedLock| {
+            lock.status
+                .as_ref()
+                .is_some_and(|status| status.waiters == Some(2))
+        };
+        place.lock_is("nightly", "two wait", two).await;
+        claim(&place, "third", fixed(1)).await;
+        place.claim_is("third", "it has a ticket", ticket).await;
+        holder.release().await.expect("it is given back");
+        let first = is_in(&place, "first", ClaimPhase::Granted).await;
+        let second = within(LONG, "the waiter has it", waiter.outcome())
+            .await
+            .expect("a guard");
+        let at_that_time = place.claims.get("third").await.expect("the claim");
+        assert_eq!(at_that_time.phase(), ClaimPhase::Pending);
+        let second_token = second.token().get();
+        second.release().await.expect("it is given back");
+        let third = is_in(&place, "third", ClaimPhase::Granted).await;
+        assert!(token(&first) < second_token && second_token < token(&third));
+        is_in(&place, "first", ClaimPhase::Expired).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_hold_lasts_its_own_time_also_without_the_operator() {
+    in_place(async |place| {
+        let operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 1).await;
+        claim(&place, "seat", fixed(6)).await;
+        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        let began = MonoInstant::now();
+        operator.signal(Signal::KILL);
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let guard = within(LONG, "a waiter has it", locks.lock("nightly").acquire()).await;
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!(
+            took > Duration::from_secs(5),
+            "after {took:?}, six times the lease duration"
+        );
+        let guard = guard.expect("a guard");
+        assert!(guard.token().get() > token(&granted));
+        // The next operator finds out how it ended.
+        let _heir = Operator::start(&place.namespace, "heir", &[]).await;
+        is_in(&place, "seat", ClaimPhase::Expired).await;
+        guard.release().await.expect("it is given back");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_revoked_while_the_operator_was_away_says_so_and_is_not_taken_again() {
+    in_place(async |place| {
+        let times = [
+            "--leader-lease-duration=1s",
+            "--leader-renew-deadline=700ms",
+            "--leader-retry-period=100ms",
+        ];
+        let operator = Operator::start(&place.namespace, "one", &times).await;
+        place.make_free("nightly", 1).await;
+        claim(&place, "seat", fixed(600)).await;
+        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        operator.signal(Signal::KILL);
+        place
+            .edit_lock(
+                "nightly",
+                &json!({"spec": {"minFencingToken": token(&granted) + 1}}),
+            )
+            .await;
+        let heir = Operator::start(&place.namespace, "two", &times).await;
+        let revoked = is_in(&place, "seat", ClaimPhase::Revoked).await;
+        assert_eq!(token(&revoked), token(&granted));
+        place.lock_is("nightly", "it is free", is_free).await;
+
+        // The same when its Lease was deleted: and the lock does not wait for those 600 s.
+        claim(&place, "again", fixed(600)).await;
+        is_in(&place, "again", ClaimPhase::Granted).await;
+        heir.signal(Signal::KILL);
+        let deleted = place
+            .leases
+            .delete("nightly", &DeleteParams::default())
+            .await;
+        deleted.expect("the lease can be deleted");
+        let _third = Operator::start(&place.namespace, "three", &times).await;
+        is_in(&place, "again", ClaimPhase::Revoked).await;
+        place.lock_is("nightly", "it is free", is_free).await;
+        tokio::time::sleep(NOTHING).await;
+        assert!(place.lease("nightly").await.record.is_free());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_annotation_dropped_by_hand_is_put_back() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 1).await;
+        let pod = make_pod(&place, "web").await;
+        for (name, spec) in [("seat", fixed(600)), ("job", with_pod("web", None))] {
+            claim(&place, name, spec).await;
+            is_in(&place, name, ClaimPhase::Granted).await;
+            let before = place.lease("nightly").await.record;
+            let drop = json!({"metadata": {"annotations": {names::ANNOTATION_GRANT: null}}});
+            place.edit_lease("nightly", &drop).await;
+            let back = |lease: &leasehold::lease::FoundLease| lease.record.grant == before.grant;
+            let now = place.lease_is("nightly", "it is back", back).await;
+            assert_eq!(now.record.spec, before.spec);
+            let bound = now
+                .record
+                .current_grant()
+                .and_then(|grant| grant.pod.clone());
+            assert_eq!(
+                bound.map(|pod| pod.uid),
+                pod.metadata.uid.clone().filter(|_| name == "job")
+            );
+            delete(&place, name).await;
+            place.lock_is("nightly", "it is free", is_free).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn max_hold_cuts_a_fixed_hold_and_ends_a_pod_hold() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let spec = DistributedLockSpec {
+            max_hold_seconds: Some(2),
+            ..lasting(1)
+        };
+        place.make("nightly", spec).await;
+        make_pod(&place, "web").await;
+        claim(&place, "seat", fixed(600)).await;
+        is_in(&place, "seat", ClaimPhase::Expired).await;
+        claim(&place, "job", with_pod("web", None)).await;
+        is_in(&place, "job", ClaimPhase::Granted).await;
+        let began = MonoInstant::now();
+        let over = is_in(&place, "job", ClaimPhase::Revoked).await;
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!((1.0..4.0).contains(&took.as_secs_f64()), "after {took:?}");
+        assert_eq!(
+            condition(&over, names::CONDITION_READY).1,
+            names::REASON_MAX_HOLD
+        );
+        place.lock_is("nightly", "it is free", is_free).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_slots_are_held_by_two_claims_and_the_third_waits() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let spec = DistributedLockSpec {
+            max_holders: 2,
+            ..lasting(15)
+        };
+        place.make("nightly", spec).await;
+        for name in ["a", "b", "c"] {
+            claim(&place, name, fixed(600)).await;
+        }
+        let first = is_in(&place, "a", ClaimPhase::Granted).await;
+        let second = is_in(&place, "b", ClaimPhase::Granted).await;
+        let slot = |claim: &LockClaim| claim.status.as_ref().and_then(|status| status.slot);
+        assert_eq!([slot(&first), slot(&second)], [Some(0), Some(1)]);
+        let second = second.status.expect("a status");
+        assert_eq!(second.lease_name.as_deref(), Some("nightly.1"));
+        tokio::time::sleep(NOTHING).await;
+        assert_eq!(
+            place.claims.get("c").await.expect("the claim").phase(),
+            ClaimPhase::Pending
+        );
+        delete(&place, "b").await;
+        let third = is_in(&place, "c", ClaimPhase::Granted).await;
+        assert_eq!(slot(&third), Some(1));
+        assert_eq!(
+            place.claims.get("a").await.expect("the claim").phase(),
+            ClaimPhase::Granted
+        );
+    })
+    .await;
+}
