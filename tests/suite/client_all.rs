@@ -87,6 +87,28 @@ async fn several_locks_are_taken_in_one_order_and_released_in_the_reverse() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn locks_of_two_namespaces_go_by_the_namespace_first() {
+    let (one, other) = (Bench::new().await, Bench::new().await);
+    let mut asked = Vec::new();
+    for bench in [&one, &other] {
+        for lock in ["b", "a"] {
+            bench.opened(lock, 15).await;
+            asked.push(bench.library().await.lock(lock));
+        }
+    }
+    let guards = client::all(asked).acquire().await.unwrap();
+    let held: Vec<_> = guards
+        .iter()
+        .map(|guard| (guard.namespace().to_owned(), guard.lock().to_owned()))
+        .collect();
+    assert_eq!(held.len(), 4);
+    assert!(held.is_sorted(), "{held:?}");
+    guards.release().await;
+    one.finish().await;
+    other.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_work_is_refused_before_anything_is_taken() {
     let bench = Bench::new().await;
     bench.opened("a", 15).await;

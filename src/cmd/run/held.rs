@@ -45,6 +45,10 @@ impl Held<'_> {
         let Some(deadlines) = self.guards.deadlines() else {
             let lost = self.guards.lost().await;
             let (code, reason) = (self.args.lost_exit_code, lost.reason.as_str());
+            let lock = &lost.lock;
+            say(&format!(
+                "lost lock {lock:?} ({reason}) before the command was started"
+            ));
             return self.release(code, reason, Some(lost)).await;
         };
         self.health.held(&self.guards);
