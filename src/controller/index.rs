@@ -5,24 +5,21 @@
 //! unbroken watch is told here, since an observer may trust only what it saw without a gap: a state that enters a
 //! watch's selection anew (a label was put back) counts as read.
 
+mod deciding;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use kube::ResourceExt;
 
-use super::claims::SlotLease;
-use super::claims::holds::hold_claim;
 use super::news::{News, note_news};
 use super::pods::Pods;
 use crate::api::names::MAX_HOLDERS;
 use crate::api::{DistributedLock, HistoryEntry, LockClaim};
-use crate::engine::{
-    ClaimRef, HoldClaim, Holder, Keeper, LeaseRecord, Moment, OperatorMove, OperatorWrite, Queue,
-    QueueOrder, Seen, Turns, WallMicros, holds,
-};
+use crate::engine::{Keeper, LeaseRecord, Moment, Seen, Turns, WallMicros};
 use crate::lease::FoundLease;
-use crate::lease::view::{claim_view, lock_view};
+use crate::lease::view::lock_view;
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -202,115 +199,6 @@ impl Index {
         let own = self.slots_of(lock).into_iter().map(|(_, lease)| lease);
         own.filter(|lease| self.keeper_of(lease) == Some(lock))
             .filter_map(|lease| self.slots.get(&lease)?.keeper.lease())
-    }
-
-    /// The waiting claims of a lock, in order: those that hold none of its slots.
-    #[must_use]
-    pub fn queue(&self, lock: &Key) -> Queue {
-        let views = self
-            .claims(lock)
-            .filter_map(|claim| claim_view(claim, self.is_skipped(claim)));
-        let order = self
-            .lock(lock)
-            .map_or(QueueOrder::Fifo, |lock| lock_view(lock, 0, false).order);
-        let holders = self.leases_of(lock).filter_map(LeaseRecord::holder_uid);
-        Queue::new(views, holders, order)
-    }
-
-    /// Whether nobody need wait for the claim: its Pod is gone, or the Pod that its hold would last with is not there.
-    fn is_skipped(&self, claim: &LockClaim) -> bool {
-        self.pods.is_dead(claim)
-            || self
-                .hold_claim(claim)
-                .is_some_and(|claim| claim.lacks_its_pod())
-    }
-
-    /// The claim as the engine sees it; `None` for a Heartbeat claim.
-    #[must_use]
-    pub fn hold_claim(&self, claim: &LockClaim) -> Option<HoldClaim> {
-        hold_claim(claim, self.pods.of_hold(claim))
-    }
-
-    /// The slots of a lock whose Leases are there and its own, for its claims.
-    #[must_use]
-    pub fn slot_leases(&self, lock: &Key) -> Vec<SlotLease> {
-        let own = self.slots_of(lock).into_iter();
-        own.filter(|(_, lease)| self.keeper_of(lease) == Some(lock))
-            .filter_map(|(number, lease)| {
-                let keeper = &self.slots.get(&lease)?.keeper;
-                Some(SlotLease {
-                    number,
-                    name: lease.name,
-                    lease: keeper.lease()?.clone(),
-                    prolonged_to: keeper.prolonged_to(),
-                })
-            })
-            .collect()
-    }
-
-    /// What the leader does about one slot of a lock.
-    pub fn decide_slot(
-        &mut self,
-        lock: &Key,
-        lease: &Key,
-        identity: &str,
-        now: Moment,
-        wall: WallMicros,
-    ) -> OperatorMove {
-        let kept = self.slots.get(lease).and_then(|slot| {
-            let sight = slot.keeper.sight(now)?;
-            let uid = sight.lease.holder_uid();
-            let mut claims = self.claims(lock);
-            let claim = claims.find(|claim| claim.metadata.uid.as_deref() == uid);
-            let claim = claim.and_then(|claim| self.hold_claim(claim));
-            let holder = match &claim {
-                Some(claim) => Holder::InView(claim),
-                None => slot.keeper.holder_out_of_view(now),
-            };
-            holds::keep(&sight, holder, identity, now, wall)
-        });
-        kept.unwrap_or_else(|| self.slot_mut(lease).keeper.decide(identity, now, wall))
-    }
-
-    /// What the leader does about the turn of a lock whose keepers have nothing to do, and on which slot's Lease: takes
-    /// for a Fixed or Pod claim, or says whose turn it is.
-    pub fn decide_turn(
-        &mut self,
-        lock: &Key,
-        now: Moment,
-        wall: WallMicros,
-    ) -> (u32, OperatorMove) {
-        let queue = self.queue(lock);
-        let own = self.slots_of(lock).into_iter().map(|(_, lease)| lease);
-        let own: Vec<_> = own
-            .filter(|lease| self.keeper_of(lease) == Some(lock))
-            .collect();
-        let keepers = own
-            .iter()
-            .filter_map(|lease| Some(&self.slots.get(lease)?.keeper));
-        let keepers: Vec<_> = keepers.collect();
-        let sights = keepers.iter().filter_map(|keeper| keeper.sight(now));
-        let sights: Vec<_> = sights.collect();
-        let claim = |claim: &ClaimRef| {
-            let found = self.claims.get(lock)?.get(&claim.name)?;
-            let same = found.metadata.uid.as_deref() == Some(&claim.uid);
-            self.hold_claim(found).filter(|_| same)
-        };
-        let take = holds::take(&sights, &queue, claim, wall);
-        let nobody_is_named = sights
-            .iter()
-            .any(|slot| slot.lock.number == 0 && slot.lease.next.is_none());
-        if nobody_is_named && let Some(take) = take {
-            return take;
-        }
-        let turns = self.turns.entry(lock.clone()).or_default();
-        let todo = turns.decide(&keepers, &queue, now);
-        let leaves_it = match &todo {
-            OperatorMove::Wait { .. } => true,
-            OperatorMove::Write { what, .. } => *what == OperatorWrite::PassOver,
-            _ => false,
-        };
-        take.filter(|_| leaves_it).unwrap_or((0, todo))
     }
 
     /// The machine that says whose turn it is.
@@ -633,22 +521,6 @@ impl Index {
         };
         let view = lock_view(lock, *slot, self.is_claim_over(lock, *slot));
         self.slot_mut(lease).keeper.lock_read(view, read);
-    }
-
-    /// Whether the claim of the last grant that status shows for the slot has its final phase: then nobody believes in
-    /// that grant any more.
-    #[must_use]
-    pub fn is_claim_over(&self, lock: &DistributedLock, slot: i32) -> bool {
-        let Some(token) = lock.slot_token(slot) else {
-            return false;
-        };
-        self.claims(&Key::of(lock)).any(|claim| {
-            let status = claim.status.as_ref();
-            claim.phase().is_final()
-                && status.is_some_and(|status| {
-                    status.fencing_token == Some(token) && status.slot == Some(slot)
-                })
-        })
     }
 
     fn forget_unused(&mut self, lease: &Key) {

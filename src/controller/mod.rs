@@ -17,7 +17,6 @@ pub mod apply;
 pub mod claims;
 pub mod events;
 pub mod health;
-mod holds;
 pub mod index;
 pub mod metrics;
 pub mod news;
@@ -28,6 +27,7 @@ pub mod queue;
 pub mod reconcile;
 mod report;
 pub mod status;
+mod tend;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -20,6 +20,9 @@ use crate::engine::{Moment, PodSight};
 /// How often a Pod is asked for that claims name and the watch does not show.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
+/// How often the Pod of a hold is read although no watch tells of a change: a watch may fall silent.
+pub const READ_AGAIN: Duration = Duration::from_secs(30);
+
 /// What is known of a Pod of this name and uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -62,7 +65,7 @@ enum Read {
     Stale,
     /// It is being read; should it change meanwhile, the answer is stale.
     Asked,
-    Known(PodSight),
+    Known(PodSight, Moment),
 }
 
 /// What is known of Pods.
@@ -180,7 +183,7 @@ impl Pods {
     #[must_use]
     pub fn of_hold(&self, claim: &LockClaim) -> Option<&PodSight> {
         match &self.named.get(&held(claim)?)?.read {
-            Read::Known(read) => Some(read),
+            Read::Known(sight, _) => Some(sight),
             Read::Stale | Read::Asked => None,
         }
     }
@@ -203,7 +206,7 @@ impl Pods {
             }
             if let Some(key) = held(claim)
                 && let Some(named) = self.named.get_mut(&key)
-                && !matches!(named.read, Read::Known(_))
+                && !matches!(named.read, Read::Known(_, at) if now < at + READ_AGAIN)
             {
                 named.read = Read::Asked;
                 wanted.entry(key).or_default();
@@ -224,7 +227,7 @@ impl Pods {
         named.gone.extend(gone);
         if let Read::Asked = named.read {
             let ended = pod.is_some_and(has_ended);
-            named.read = Read::Known(PodSight { uid, ended });
+            named.read = Read::Known(PodSight { uid, ended }, asked);
         }
     }
 

@@ -12,7 +12,6 @@ use kube::{Resource, ResourceExt};
 
 use super::Shared;
 use super::apply::{WriteError, Writer, Written};
-use super::claims::{self, ClaimAction};
 use super::events::Events;
 use super::index::{Key, Source};
 use super::status::Trouble;
@@ -25,10 +24,6 @@ use crate::lease::{FoundLease, NewLease, Put, StoreError};
 const ROUNDS: usize = 16;
 /// Among the failures of a look, by slot: that of a move of the queue.
 const THE_QUEUE: i32 = -1;
-/// The most writes about claims in one look: the lock itself must not wait behind thousands of new claims.
-const CLAIM_WRITES: usize = 32;
-/// How long a claimant has to delete the claim of a grant that it got, before the operator does.
-const COLLECT_AFTER: Duration = Duration::from_secs(2);
 
 /// Looks at locks, for the leader.
 pub struct Reconciler {
@@ -76,8 +71,10 @@ impl Look {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) status_written: Moment,
+    /// When the claims whose holds are kept were read last.
+    pub(super) claims_read: Moment,
     /// Since when claims are seen that had their grant, by uid.
-    over: HashMap<String, Moment>,
+    pub(super) over: HashMap<String, Moment>,
 }
 
 impl Reconciler {
@@ -110,6 +107,7 @@ impl Reconciler {
             return Ok(None);
         }
         self.read_on_slow_beat(key, &lock).await?;
+        self.read_kept_claims(key).await?;
         let pods = self.read_pods(key).await?;
         let mut look = Look::default();
         for _ in 0..ROUNDS {
@@ -451,75 +449,11 @@ impl Reconciler {
             .filter(|heard| !heard.is_zero())
     }
 
-    async fn tend_claims(&self, key: &Key) -> Result<Option<Moment>, WriteError> {
-        let claims: Vec<_> = self.shared.index().claims(key).cloned().collect();
-        if claims.is_empty() {
-            if let Some(memory) = self.memory().get_mut(key) {
-                memory.over.clear();
-            }
-            return Ok(None);
-        }
-        self.remember(key, |memory| {
-            memory.over.retain(|uid, _| {
-                claims
-                    .iter()
-                    .any(|claim| claim.metadata.uid.as_ref() == Some(uid))
-            });
-        });
-        let (actions, after) = match self.plan(key) {
-            (actions, _) if actions.iter().any(claims::was_ended) => {
-                if !self.read_what_grants(key, &actions).await? {
-                    return Ok(Some(self.shared.now() + Duration::from_secs(1)));
-                }
-                self.plan(key)
-            }
-            planned => planned,
-        };
-        let now = self.shared.now();
-        let micros = |after: i64| Duration::from_micros(u64::try_from(after).unwrap_or(0));
-        let mut again = after.map(|after| now + micros(after));
-        for (written, action) in actions.into_iter().enumerate() {
-            if written >= CLAIM_WRITES {
-                return Ok(Some(now));
-            }
-            match action {
-                ClaimAction::Status(claim, status) => {
-                    let mut claim = (*claim).clone();
-                    claim.status = Some(*status);
-                    if let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? {
-                        // What follows from a final phase (its ttl) is planned from the claim as it is now.
-                        if claim.phase().is_final() {
-                            again = earliest([again, Some(now)]);
-                        }
-                        self.shared.index().claim_seen(*claim, Source::Read);
-                    }
-                }
-                ClaimAction::Delete(claim) => {
-                    let Some(uid) = claim.uid() else { continue };
-                    let since =
-                        self.remember(key, |memory| *memory.over.entry(uid.clone()).or_insert(now));
-                    let due = if claim.phase().is_final() {
-                        now
-                    } else {
-                        since + COLLECT_AFTER
-                    };
-                    if due <= now {
-                        self.writer.delete_claim(&Key::of(&*claim), &uid).await?;
-                        self.remember(key, |memory| memory.over.remove(&uid));
-                    } else {
-                        again = earliest([again, Some(due)]);
-                    }
-                }
-            }
-        }
-        Ok(again)
-    }
-
     pub(super) fn remember<T>(&self, key: &Key, with: impl FnOnce(&mut Memory) -> T) -> T {
         with(self.memory().entry(key.clone()).or_default())
     }
 
-    fn memory(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Memory>> {
+    pub(super) fn memory(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Memory>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -535,6 +469,6 @@ fn owner(lock: &DistributedLock) -> OwnerReference {
     }
 }
 
-fn earliest<const N: usize>(moments: [Option<Moment>; N]) -> Option<Moment> {
+pub(super) fn earliest<const N: usize>(moments: [Option<Moment>; N]) -> Option<Moment> {
     moments.into_iter().flatten().min()
 }

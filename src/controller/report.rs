@@ -170,7 +170,8 @@ impl Reconciler {
                     }
                     Told {
                         reason,
-                        warning: true,
+                        // A Pod hold that lasted as long as its Pod ended as it should.
+                        warning: entry.reason != EndReason::Ended,
                         action: "End",
                         note: format!(
                             "the grant of {what} to {}{} ended{}",

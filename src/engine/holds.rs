@@ -203,6 +203,13 @@ impl HoldClaim {
         sight.ended || sight.uid.as_ref() != Some(&bound.uid)
     }
 
+    fn token_shown(&self) -> Option<i64> {
+        match self.state {
+            ClaimState::Granted { token, .. } => Some(token),
+            _ => None,
+        }
+    }
+
     fn hold(&self) -> Hold {
         match self.wish {
             Wish::Fixed { .. } => Hold::Fixed,
@@ -231,7 +238,11 @@ pub fn keep(
     if lease.is_free() || lease.is_missing() || availability(lock, lease).is_some() {
         return None;
     }
-    let grant = shown_grant(slot);
+    let claimed = match holder {
+        Holder::InView(claim) => claim.token_shown(),
+        _ => None,
+    };
+    let grant = shown_grant(slot, claimed);
     let in_view = matches!(holder, Holder::InView(_));
     if !in_view
         && grant
@@ -371,16 +382,17 @@ fn keep_fixed(
     }
 }
 
-/// The grant that the Lease shows; where its annotation was dropped by hand, what status still knows of it, unless
-/// a later one was seen since.
-fn shown_grant(slot: &SlotSight<'_>) -> Option<Grant> {
+/// The grant that the Lease shows; where its annotation was dropped by hand, what the lock's status still knows of it:
+/// if its claim is shown as granted with that token too, or no later one was seen since.
+fn shown_grant(slot: &SlotSight<'_>, claimed: Option<i64>) -> Option<Grant> {
     let SlotSight { lock, lease, .. } = slot;
     if let Some(grant) = lease.current_grant() {
         return Some(grant.clone());
     }
     let status = lock.slot.as_ref()?;
     let hold = status.hold.filter(|hold| *hold != Hold::Heartbeat)?;
-    (status.holder == lease.spec.holder && status.token >= slot.remembered).then_some(())?;
+    let is_its_token = claimed.map_or(status.token >= slot.remembered, |own| own == status.token);
+    (status.holder == lease.spec.holder && is_its_token).then_some(())?;
     Some(Grant {
         uid: lease.uid.clone(),
         transitions: lease.spec.transitions,

@@ -36,10 +36,14 @@ mod engine_words;
 mod fence;
 #[cfg(feature = "cli")]
 mod operator_claims;
+#[cfg(target_os = "linux")]
+mod operator_dies;
 #[cfg(feature = "cli")]
 mod operator_ends;
 #[cfg(target_os = "linux")]
 mod operator_holds;
+#[cfg(target_os = "linux")]
+mod operator_kubectl;
 #[cfg(feature = "cli")]
 mod operator_leaders;
 #[cfg(feature = "cli")]

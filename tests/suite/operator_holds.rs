@@ -18,7 +18,7 @@ use super::server::within;
 
 const NOTHING: Duration = Duration::from_millis(1500);
 
-fn fixed(seconds: i32) -> LockClaimSpec {
+pub fn fixed(seconds: i32) -> LockClaimSpec {
     let hold = Hold {
         type_: HoldType::Fixed,
         fixed: Some(FixedHold { seconds }),
@@ -30,7 +30,7 @@ fn fixed(seconds: i32) -> LockClaimSpec {
     }
 }
 
-fn with_pod(name: &str, uid: Option<&str>) -> LockClaimSpec {
+pub fn with_pod(name: &str, uid: Option<&str>) -> LockClaimSpec {
     let pod = PodHold {
         name: name.to_owned(),
         uid: uid.map(str::to_owned),
@@ -46,14 +46,14 @@ fn with_pod(name: &str, uid: Option<&str>) -> LockClaimSpec {
     }
 }
 
-async fn claim(place: &Place, name: &str, spec: LockClaimSpec) -> LockClaim {
+pub async fn claim(place: &Place, name: &str, spec: LockClaimSpec) -> LockClaim {
     let claim = LockClaim::new(name, spec);
     let made = place.claims.create(&PostParams::default(), &claim).await;
     made.expect("the claim is made")
 }
 
 /// Waits until the claim is in this phase.
-async fn is_in(place: &Place, name: &str, phase: ClaimPhase) -> LockClaim {
+pub async fn is_in(place: &Place, name: &str, phase: ClaimPhase) -> LockClaim {
     let so = move |claim: Option<&LockClaim>| claim.is_some_and(|claim| claim.phase() == phase);
     let claim = place.claim_is(name, &format!("it is {phase:?}"), so).await;
     claim.expect("a claim")
@@ -77,7 +77,7 @@ fn condition(claim: &LockClaim, type_: &str) -> (String, String) {
         .unwrap_or_default()
 }
 
-fn token(claim: &LockClaim) -> i64 {
+pub fn token(claim: &LockClaim) -> i64 {
     let status = claim.status.as_ref().expect("a status");
     status.fencing_token.expect("a token").get()
 }

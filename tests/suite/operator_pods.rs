@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::wait::await_condition;
-use leasehold::api::{LockClaim, LockClaimSpec};
+use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
 use leasehold::client::{Acquiring, Locks};
 use leasehold::clock::MonoInstant;
 use leasehold::lease::FoundLease;
@@ -23,14 +23,19 @@ use super::server::within;
 /// Calls at once where many objects are made.
 const AT_ONCE: usize = 16;
 
-/// A Pod that nothing runs.
-pub async fn make_pod(place: &Place, name: &str) -> Pod {
+/// Pods can be made only once their namespace has its service account.
+pub async fn wait_for_account(place: &Place) {
     let accounts = Api::<ServiceAccount>::namespaced(place.client.clone(), &place.namespace);
     let there = await_condition(accounts, "default", |account: Option<&ServiceAccount>| {
         account.is_some()
     });
     let there = within(LONG, "the namespace has its service account", there).await;
     there.expect("a watch");
+}
+
+/// A Pod that nothing runs.
+pub async fn make_pod(place: &Place, name: &str) -> Pod {
+    wait_for_account(place).await;
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {"containers": [{"name": "main", "image": "none"}], "schedulerName": "nobody", "restartPolicy": "Never"},
@@ -77,27 +82,26 @@ async fn claims_of_pods(place: &Place, count: usize) {
         .await;
 }
 
-/// Waiters that live, begun and in the queue.
-async fn waiters(place: &Place, count: usize) -> Vec<Acquiring> {
+/// Waiters that live, begun and in the queue behind so many dead claims.
+async fn waiters(place: &Place, count: usize, dead: usize) -> Vec<Acquiring> {
     let locks = Locks::new(config().await, &place.namespace).expect("a client");
-    let before = claims(place).await;
     let waiters = (0..count).map(|number| {
         let claimant = format!("live-{number}");
         locks.lock("nightly").claimant(&claimant).begin()
     });
     let waiters = waiters.collect();
-    let there = async {
-        while claims(place).await < before + count {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    within(Duration::from_mins(1), "they wait", there).await;
+    let all = i32::try_from(dead + count).expect("not so many");
+    let there = await_condition(
+        place.locks.clone(),
+        "nightly",
+        move |lock: Option<&DistributedLock>| {
+            let status = lock.and_then(|lock| lock.status.as_ref());
+            status.is_some_and(|status| status.waiters == Some(all))
+        },
+    );
+    let there = within(Duration::from_mins(4), "they wait", there).await;
+    there.expect("a watch");
     waiters
-}
-
-async fn claims(place: &Place) -> usize {
-    let listed = place.claims.list(&ListParams::default()).await;
-    listed.expect("a list").items.len()
 }
 
 /// How long after `began` one of them has the lock.
@@ -121,7 +125,7 @@ async fn waiters_whose_pods_are_gone_cost_nothing() {
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
         claims_of_pods(&place, dead).await;
-        let waiters = waiters(&place, living).await;
+        let waiters = waiters(&place, living, dead).await;
         delete_pods(&place).await;
         let began = MonoInstant::now();
         holder.release().await.expect("it is given back");
@@ -191,7 +195,7 @@ async fn one_write_skips_all_that_are_dead() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_claims_without_pods_cost_two_seconds_each() {
     in_place(async |place| {
-        let dead: u32 = if long() { 10 } else { 3 };
+        let dead: usize = if long() { 10 } else { 3 };
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
@@ -199,10 +203,10 @@ async fn dead_claims_without_pods_cost_two_seconds_each() {
         for number in 0..dead {
             claim_of(&place, &format!("dead-{number}"), None).await;
         }
-        let waiters = waiters(&place, 2).await;
+        let waiters = waiters(&place, 2, dead).await;
         let began = MonoInstant::now();
         holder.release().await.expect("it is given back");
-        let limit = Duration::from_secs(2) * dead + Duration::from_secs(2);
+        let limit = Duration::from_secs(2 * dead as u64 + 2);
         let took = within(
             limit + LONG,
             "somebody holds it",

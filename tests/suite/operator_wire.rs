@@ -97,7 +97,13 @@ impl Proxy {
         self.sent.lock().expect("the record").clone()
     }
 
-    fn is_silent(&self) -> bool {
+    /// From now on so many writes are answered, and one more is applied.
+    pub fn cut_after(&self, writes: u64) {
+        self.answered_writes.store(writes, Ordering::SeqCst);
+    }
+
+    /// Whether that last one came.
+    pub fn is_silent(&self) -> bool {
         self.answered_writes.load(Ordering::SeqCst) == SILENT
     }
 }
@@ -375,7 +381,7 @@ async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
                 Operator::start_with(&place.namespace, "dying", &times, Some(&proxy.kubeconfig))
                     .await;
             dying.leads().await;
-            proxy.answered_writes.store(writes, Ordering::SeqCst);
+            proxy.cut_after(writes);
             place.make(name, lasting(1)).await;
             dying
                 .eventually("its write is applied and not answered", async || {

@@ -362,6 +362,8 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
     };
     assert_eq!(pods.of_hold(&claim), Some(&shown(Some("u"), false)));
     assert!(pods.wants([&claim], NOW).is_empty());
+    assert_eq!(pods.wants([&claim], NOW + READ_AGAIN).len(), 1);
+    read(&mut pods, Some(&lives));
 
     // It changes while it is read: the answer is stale.
     assert_eq!(pods.changed(&watch(), &key("web"), "u"), [key("a")]);

@@ -545,6 +545,22 @@ fn an_annotation_is_put_back_only_as_status_knows_it() {
         EndKind::Released
     );
     let todo = keep(&later, Holder::InView(&shown), "op", NOW, 9);
+    assert!(
+        matches!(
+            todo,
+            Some(OperatorMove::Write {
+                what: OperatorWrite::Restore,
+                ..
+            })
+        ),
+        "its claim knows its token"
+    );
+    let other = LockView {
+        slot: Some(SlotView { token: 99, ..entry }),
+        ..lock()
+    };
+    let other = sight(&other, &bare, Standing::HeldWithoutEnd);
+    let todo = keep(&other, Holder::InView(&shown), "op", NOW, 9);
     assert_eq!(todo, Some(wait(None)), "its claim is shown as over first");
 }
 

@@ -1,8 +1,9 @@
-//! What a look does about Pods, and about holds that have no process: Fixed and Pod. One more part of
-//! [`super::reconcile`].
+//! What a look does about the claims of a lock, their Pods, and their holds where these have no process of their own.
+//! One more part of [`super::reconcile`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
@@ -11,17 +12,86 @@ use super::apply::{WriteError, Written};
 use super::claims::holds::finished;
 use super::claims::{self, ClaimAction, Claims};
 use super::index::{Key, Source};
-use super::pods::Wanted;
-use super::reconcile::Reconciler;
-use crate::api::LockClaim;
+use super::pods::{READ_AGAIN, Wanted};
+use super::reconcile::{Reconciler, earliest};
+use crate::api::{ClaimPhase, LockClaim};
 use crate::engine::{ClaimEnd, ClaimRef, Moment, WallMicros};
 
 /// The most Pods that one look reads; the next look goes on. Each takes some milliseconds.
 const PODS_A_LOOK: usize = 512;
+/// The most writes about claims in one look: the lock itself must not wait behind thousands of new claims.
+const CLAIM_WRITES: usize = 32;
+/// How long a claimant has to delete the claim of a grant that it got, before the operator does.
+const COLLECT_AFTER: Duration = Duration::from_secs(2);
 /// Reads at once: as many as keep the server busy, not more.
 const READS_AT_ONCE: usize = 16;
 
 impl Reconciler {
+    /// Writes what became of the claims; says when to look again because of the time alone.
+    pub(super) async fn tend_claims(&self, key: &Key) -> Result<Option<Moment>, WriteError> {
+        let claims: Vec<_> = self.shared.index().claims(key).cloned().collect();
+        if claims.is_empty() {
+            if let Some(memory) = self.memory().get_mut(key) {
+                memory.over.clear();
+            }
+            return Ok(None);
+        }
+        self.remember(key, |memory| {
+            memory.over.retain(|uid, _| {
+                claims
+                    .iter()
+                    .any(|claim| claim.metadata.uid.as_ref() == Some(uid))
+            });
+        });
+        let (actions, after) = match self.plan(key) {
+            (actions, _) if actions.iter().any(claims::was_ended) => {
+                if !self.read_what_grants(key, &actions).await? {
+                    return Ok(Some(self.shared.now() + Duration::from_secs(1)));
+                }
+                self.plan(key)
+            }
+            planned => planned,
+        };
+        let now = self.shared.now();
+        let micros = |after: i64| Duration::from_micros(u64::try_from(after).unwrap_or(0));
+        let mut again = after.map(|after| now + micros(after));
+        for (written, action) in actions.into_iter().enumerate() {
+            if written >= CLAIM_WRITES {
+                return Ok(Some(now));
+            }
+            match action {
+                ClaimAction::Status(claim, status) => {
+                    let mut claim = (*claim).clone();
+                    claim.status = Some(*status);
+                    if let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? {
+                        // What follows from a final phase (its ttl) is planned from the claim as it is now.
+                        if claim.phase().is_final() {
+                            again = earliest([again, Some(now)]);
+                        }
+                        self.shared.index().claim_seen(*claim, Source::Read);
+                    }
+                }
+                ClaimAction::Delete(claim) => {
+                    let Some(uid) = claim.uid() else { continue };
+                    let since =
+                        self.remember(key, |memory| *memory.over.entry(uid.clone()).or_insert(now));
+                    let due = if claim.phase().is_final() {
+                        now
+                    } else {
+                        since + COLLECT_AFTER
+                    };
+                    if due <= now {
+                        self.writer.delete_claim(&Key::of(&*claim), &uid).await?;
+                        self.remember(key, |memory| memory.over.remove(&uid));
+                    } else {
+                        again = earliest([again, Some(due)]);
+                    }
+                }
+            }
+        }
+        Ok(again)
+    }
+
     /// Reads the Pods that must be known before the claims of this lock can be judged; says when to look again for
     /// those that no watch shows yet.
     pub(super) async fn read_pods(&self, lock: &Key) -> Result<Option<Moment>, WriteError> {
@@ -46,6 +116,40 @@ impl Reconciler {
         let index = self.shared.index();
         let again = index.pods.asks_again(claims.iter().map(Arc::as_ref));
         Ok(if more { Some(now) } else { again })
+    }
+
+    /// Reads the claims whose holds are kept now and then, although no watch tells of a change: a watch may fall silent.
+    pub(super) async fn read_kept_claims(&self, lock: &Key) -> Result<(), WriteError> {
+        let now = self.shared.now();
+        let kept: Vec<_> = {
+            let index = self.shared.index();
+            let kept = |claim: &&Arc<LockClaim>| {
+                claim.phase() == ClaimPhase::Granted && index.hold_claim(claim).is_some()
+            };
+            let claims = index.claims(lock).filter(kept);
+            claims
+                .map(|claim| (Key::of(&**claim), claim.uid()))
+                .collect()
+        };
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let due = self.remember(lock, |memory| {
+            let due = now >= memory.claims_read + READ_AGAIN;
+            if due {
+                memory.claims_read = now;
+            }
+            due
+        });
+        for (key, uid) in kept.into_iter().filter(|_| due) {
+            match self.writer.get_claim(&key).await? {
+                Some(claim) => {
+                    self.shared.index().claim_seen(claim, Source::Read);
+                }
+                None => self.claim_is_gone(&key, &uid.unwrap_or_default()),
+            }
+        }
+        Ok(())
     }
 
     /// What is to be written about the claims of a lock, as things are known now.

@@ -1,0 +1,133 @@
+//! An operator that dies after any of its writes about a Fixed or Pod hold: the next one goes on where it stopped.
+
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use kube::api::DeleteParams;
+use leasehold::api::{ClaimPhase, EndReason, HoldType};
+
+use super::operator_holds::{claim, fixed, is_in, token, with_pod};
+use super::operator_pods::{make_pod, pods};
+use super::operator_rig::{Operator, in_place, is_free};
+use super::operator_wire::Proxy;
+use super::run_bench::long;
+
+const TIMES: [&str; 3] = [
+    "--leader-lease-duration=1s",
+    "--leader-renew-deadline=700ms",
+    "--leader-retry-period=100ms",
+];
+
+/// Namespaces at once: each has an operator of its own.
+const AT_ONCE: usize = 3;
+
+/// When the operator dies: after so many writes since the claim was made, or since its hold came to its end.
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    hold: HoldType,
+    at_the_end: bool,
+    writes: u64,
+}
+
+/// Renewals of the lead and events come between the others, so more is tried than there are writes.
+fn deaths() -> Vec<Death> {
+    let writes = if long() { 8 } else { 4 };
+    let mut deaths = vec![];
+    for writes in 0..writes {
+        for at_the_end in [false, true] {
+            for hold in [HoldType::Fixed, HoldType::Pod] {
+                deaths.push(Death {
+                    hold,
+                    at_the_end,
+                    writes,
+                });
+            }
+        }
+    }
+    deaths
+}
+
+/// argoproj/argo-workflows#8684, #4703: what was half done is done again, or never.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_is_granted_once_and_ended_once_whenever_the_operator_dies() {
+    stream::iter(deaths())
+        .for_each_concurrent(AT_ONCE, async |death| Box::pin(survives(death)).await)
+        .await;
+}
+
+async fn survives(death: Death) {
+    in_place(async |place| {
+        let proxy = Proxy::start().await;
+        let kubeconfig = Some(proxy.kubeconfig.as_path());
+        let dying = Operator::start_with(&place.namespace, "dying", &TIMES, kubeconfig).await;
+        dying.leads().await;
+        place.make_free("nightly", 1).await;
+        make_pod(&place, "web").await;
+        let spec = match death.hold {
+            HoldType::Pod => with_pod("web", None),
+            _ => fixed(5),
+        };
+        if !death.at_the_end {
+            proxy.cut_after(death.writes);
+        }
+        claim(&place, "seat", spec).await;
+        if death.at_the_end {
+            is_in(&place, "seat", ClaimPhase::Granted).await;
+            proxy.cut_after(death.writes);
+        }
+        let end = async || {
+            if death.hold == HoldType::Pod {
+                let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
+                deleted.expect("the pod can be deleted");
+            }
+        };
+        if death.at_the_end {
+            end().await;
+        }
+        dying
+            .eventually("its write is applied and not answered", async || {
+                proxy.is_silent()
+            })
+            .await;
+        drop(dying);
+        let taken = place.lease("nightly").await.record.current_token();
+        let _heir = Operator::start(&place.namespace, "heir", &TIMES).await;
+        if !death.at_the_end {
+            let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+            if let Some(taken) = taken {
+                assert_eq!(
+                    token(&granted),
+                    taken.get(),
+                    "{death:?}: it is the same grant"
+                );
+            }
+            end().await;
+        }
+        let (phase, reason) = match death.hold {
+            HoldType::Pod => (ClaimPhase::Released, EndReason::Ended),
+            _ => (ClaimPhase::Expired, EndReason::Expired),
+        };
+        let over = is_in(&place, "seat", phase).await;
+        let told = |lock: &leasehold::api::DistributedLock| {
+            let history = lock
+                .status
+                .as_ref()
+                .map_or(&[][..], |status| &status.history);
+            let ends = history
+                .iter()
+                .map(|end| (end.fencing_token.map(|token| token.get()), end.reason));
+            is_free(lock) && ends.collect::<Vec<_>>() == [(Some(token(&over)), reason)]
+        };
+        place
+            .lock_is(
+                "nightly",
+                &format!("{death:?}: one grant, ended once"),
+                told,
+            )
+            .await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let lease = place.lease("nightly").await;
+        assert!(lease.record.is_free(), "{death:?}: it is not taken again");
+    })
+    .await;
+}
