@@ -12,7 +12,7 @@ use super::run_process::Run;
 /// What a loaded machine adds to a bound that the product promises.
 const SLACK: f64 = 3.0;
 
-/// A holder, and one who waits for its end.
+/// A holder, and one who waits for its end: once a bench, since the journal is one.
 async fn holder_and_waiter(bench: &Bench, lock: &str, seconds: i32) -> (Run, Run) {
     bench.opened(lock, seconds).await;
     let holder = bench.run(lock).by("holder").works_on().start();
@@ -135,18 +135,17 @@ async fn started_nothing(bench: &Bench, lock: &str, run: Run, code: i32, words: 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guardian_frozen_or_killed_while_it_is_to_start_the_command_is_a_lost_one() {
+async fn a_guardian_frozen_while_it_is_to_start_the_command_is_a_lost_one() {
     let bench = Bench::new().await;
     let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "frozen", Signal::STOP).await;
-    started_nothing(
-        &bench,
-        "frozen",
-        waiter,
-        76,
-        "the guardian process was lost",
-    )
-    .await;
+    let words = "the guardian process was lost";
+    started_nothing(&bench, "frozen", waiter, 76, words).await;
+    bench.finish().await;
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guardian_killed_while_it_is_to_start_the_command_is_a_lost_one() {
+    let bench = Bench::new().await;
     let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "killed", Signal::STOP).await;
     // With the first renewal it has been told to start.
     until("it holds and renews", BUSY, async || {
