@@ -28,12 +28,15 @@ mod docs;
 #[cfg(target_os = "linux")]
 mod docs_cases;
 mod docs_manifests;
+mod engine_keepers;
 mod engine_rules;
 mod engine_slots;
 mod engine_transcripts;
 mod engine_words;
 #[cfg(feature = "fence-postgres")]
 mod fence;
+#[cfg(feature = "cli")]
+mod operator_abandoned;
 #[cfg(feature = "cli")]
 mod operator_claims;
 #[cfg(target_os = "linux")]
@@ -46,6 +49,8 @@ mod operator_holds;
 mod operator_kubectl;
 #[cfg(feature = "cli")]
 mod operator_leaders;
+#[cfg(feature = "cli")]
+mod operator_limits;
 #[cfg(feature = "cli")]
 mod operator_mirror;
 #[cfg(target_os = "linux")]

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::operator_rig::{Operator, in_place, lasting};
 
-async fn claim(api: &Api<LockClaim>, name: &str, spec: LockClaimSpec) -> LockClaim {
+pub async fn claim(api: &Api<LockClaim>, name: &str, spec: LockClaimSpec) -> LockClaim {
     let made = api
         .create(&PostParams::default(), &LockClaim::new(name, spec))
         .await;

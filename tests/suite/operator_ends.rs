@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use leasehold::api::{DistributedLock, EndReason, names};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
@@ -110,20 +109,7 @@ async fn a_token_below_the_floor_is_revoked_and_one_at_it_is_not() {
         let lock = place.lock_is("nightly", "it is free", is_free).await;
         assert_eq!(last_end(&lock), Some(EndReason::Revoked));
         // flux-iac/tofu-controller#250: an event says why, and by whose hand.
-        let events = Api::<Event>::namespaced(place.client.clone(), &place.namespace);
-        let told = async {
-            loop {
-                let all = events.list(&ListParams::default()).await.expect("events");
-                let note = all
-                    .into_iter()
-                    .find(|event| event.reason.as_deref() == Some("Revoked"));
-                if let Some(note) = note.and_then(|event| event.note) {
-                    return note;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        let note = super::server::within(LONG, "an event tells of it", told).await;
+        let note = place.event("Revoked").await;
         assert!(
             note.contains("minFencingToken") && note.contains("by one"),
             "{note}"

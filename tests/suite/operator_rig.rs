@@ -7,8 +7,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use k8s_openapi::api::events::v1::Event;
 use kube::Client;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use leasehold::api::{DistributedLock, DistributedLockSpec, LockClaim, names};
 use leasehold::client::identity::{identity, random_uid};
@@ -288,6 +289,17 @@ impl Place {
 
     /// The same, under this identity.
     pub async fn take_as(&self, name: &str, identity: String) -> Grant {
+        self.take_slot_as(name, 0, identity).await
+    }
+
+    /// Takes a free slot as a holder that will never renew.
+    pub async fn take_slot(&self, name: &str, slot: i32, claimant: &str) -> Grant {
+        self.take_slot_as(name, slot, identity(claimant, &random_uid()))
+            .await
+    }
+
+    /// The same, under this identity.
+    pub async fn take_slot_as(&self, name: &str, slot: i32, identity: String) -> Grant {
         let lock = self.locks.get(name).await.expect("the lock");
         let who = Requester {
             identity,
@@ -296,10 +308,11 @@ impl Place {
             note: Some(json!({"node": "node-7", "host": "h", "pid": 1}).to_string()),
             remembered: 0,
         };
-        let view = lock_view(&lock, 0, false);
+        let view = lock_view(&lock, slot, false);
+        let lease = lock.slot_lease_name(slot);
         let wall = SystemClock.wall().as_microsecond();
         loop {
-            let found = self.lease(&lock.lease_name()).await;
+            let found = self.lease(&lease).await;
             assert!(found.record.is_free(), "{:?}", found.record);
             let take = change::take(
                 &view,
@@ -310,17 +323,61 @@ impl Place {
                 wall,
             );
             let take = take.expect("a free lock can be taken");
-            match self
-                .store
-                .put(&lock.lease_name(), &found, &take.record, LONG)
-                .await
-            {
+            match self.store.put(&lease, &found, &take.record, LONG).await {
                 Put::Applied(_) => return take.grant,
                 // The operator may just have named somebody.
                 Put::Conflict => {}
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    /// Gives a grant back, as its holder does.
+    pub async fn release(&self, lease: &str, grant: &Grant) {
+        loop {
+            let found = self.lease(lease).await;
+            let freed = change::release(&found.record, grant, "done", 1);
+            match self.store.put(lease, &found, &freed, LONG).await {
+                Put::Applied(_) => return,
+                Put::Conflict => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Renews a grant, as its holder does.
+    pub async fn renew(&self, name: &str, slot: i32, grant: &Grant) {
+        let lock = self.locks.get(name).await.expect("the lock");
+        let view = lock_view(&lock, slot, false);
+        let lease = lock.slot_lease_name(slot);
+        loop {
+            let found = self.lease(&lease).await;
+            let wall = SystemClock.wall().as_microsecond();
+            let renewed = change::renew(&view, &found.record, grant, wall);
+            match self.store.put(&lease, &found, &renewed, LONG).await {
+                Put::Applied(_) => return,
+                Put::Conflict => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Waits until an event of this reason is told, for its note.
+    pub async fn event(&self, reason: &str) -> String {
+        let events = Api::<Event>::namespaced(self.client.clone(), &self.namespace);
+        let told = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.expect("events");
+                let event = all
+                    .into_iter()
+                    .find(|event| event.reason.as_deref() == Some(reason));
+                if let Some(note) = event.and_then(|event| event.note) {
+                    return note;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        within(LONG, "an event tells of it", told).await
     }
 
     /// Merges `patch` into an object of the Leases, as people do by hand.
@@ -390,9 +447,23 @@ pub fn condition(lock: &DistributedLock, type_: &str) -> (String, String) {
         .unwrap_or_default()
 }
 
+/// Message of a condition; empty where there is none.
+pub fn message(lock: &DistributedLock, type_: &str) -> String {
+    let conditions = lock.status.iter().flat_map(|status| &status.conditions);
+    let mut of_type = conditions.filter(|condition| condition.type_ == type_);
+    of_type
+        .next()
+        .map_or_else(String::new, |c| c.message.clone())
+}
+
 /// Whether status shows this grant.
 pub fn shows(lock: &DistributedLock, grant: &Grant) -> bool {
-    lock.slot_status(0).is_some_and(|slot| {
+    shows_in(lock, 0, grant)
+}
+
+/// Whether status shows this grant in this slot.
+pub fn shows_in(lock: &DistributedLock, slot: i32, grant: &Grant) -> bool {
+    lock.slot_status(slot).is_some_and(|slot| {
         slot.holder_identity == grant.holder && slot.fencing_token == Some(grant.token)
     })
 }

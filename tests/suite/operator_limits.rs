@@ -1,0 +1,159 @@
+//! What a lock's own limits do: lockDelaySeconds, maxHoldSeconds, the order by priority.
+
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use leasehold::api::{
+    DistributedLock, DistributedLockSpec, EndReason, LockClaimSpec, QueuePolicy, QueueSpec,
+};
+use leasehold::client::Locks;
+use leasehold::clock::MonoInstant;
+use serde_json::json;
+
+use super::operator_claims::claim;
+use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, lasting};
+use super::server::within;
+
+async fn make_free(place: &Place, spec: DistributedLockSpec) {
+    place.make("nightly", spec).await;
+    place.lock_is("nightly", "it is free", is_free).await;
+}
+
+fn last_end(lock: &DistributedLock) -> Option<EndReason> {
+    lock.status.as_ref()?.history.first().map(|end| end.reason)
+}
+
+fn seconds_since(start: MonoInstant) -> f64 {
+    let since = MonoInstant::now().saturating_duration_since(start);
+    since.as_secs_f64()
+}
+
+/// A waiter gets a lock of one whose holder was killed after the lease and the delay, and a released one at once.
+#[tokio::test]
+async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_only_then() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let spec = DistributedLockSpec {
+            lock_delay_seconds: 2,
+            ..lasting(1)
+        };
+        make_free(&place, spec).await;
+        let sent = MonoInstant::now();
+        place.take("nightly", "killed").await;
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let acquire = async |claimant: &str| {
+            let acquired = locks.lock("nightly").claimant(claimant).acquire();
+            within(LONG, "it is had", acquired).await.expect("a guard")
+        };
+        let guard = acquire("second").await;
+        let took = seconds_since(sent);
+        assert!((3.0..5.0).contains(&took), "after {took} s");
+        let lock = place
+            .lock_is("nightly", "the end is told", |lock| {
+                last_end(lock).is_some()
+            })
+            .await;
+        assert_eq!(last_end(&lock), Some(EndReason::Expired));
+
+        let next = acquire("third");
+        let release = async {
+            place
+                .lock_is("nightly", "somebody waits", |lock| {
+                    lock.status.as_ref().and_then(|status| status.waiters) == Some(1)
+                })
+                .await;
+            let released = MonoInstant::now();
+            guard.release().await.expect("it is given back");
+            released
+        };
+        let (third, released) = tokio::join!(next, release);
+        let took = seconds_since(released);
+        assert!(took < 1.5, "after {took} s");
+        third.release().await.expect("it is given back");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_holder_that_goes_on_beyond_max_hold_seconds_is_revoked_one_lease_later() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let spec = DistributedLockSpec {
+            max_hold_seconds: Some(2),
+            ..lasting(2)
+        };
+        make_free(&place, spec).await;
+        let sent = MonoInstant::now();
+        let grant = place.take("nightly", "pod-3").await;
+        let revoked = async {
+            while !place.lease("nightly").await.record.is_free() {
+                place.renew("nightly", 0, &grant).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        // A renewal and the revoke may cross: then the holder has lost, as one that reads again learns.
+        tokio::select! {
+            () = revoked => {}
+            _ = place.lease_is("nightly", "it is revoked", |lease| lease.record.is_free()) => {}
+        }
+        let took = seconds_since(sent);
+        assert!((4.0..6.0).contains(&took), "after {took} s");
+        let lock = place.lock_is("nightly", "it is free", is_free).await;
+        assert_eq!(last_end(&lock), Some(EndReason::Revoked));
+        let note = place.event("Revoked").await;
+        assert!(note.contains("maxHoldSeconds"), "{note}");
+        assert!(place.take("nightly", "pod-4").await.token > grant.token);
+    })
+    .await;
+}
+
+/// The order may change while claims wait: by a claim's priority, which may be edited.
+#[tokio::test]
+async fn where_priority_counts_a_claim_that_is_raised_goes_first() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        let spec = DistributedLockSpec {
+            queue: QueueSpec {
+                policy: QueuePolicy::Priority,
+                ..QueueSpec::default()
+            },
+            ..lasting(60)
+        };
+        make_free(&place, spec).await;
+        place.take("nightly", "pod-0").await;
+        for (name, priority) in [("low", 0), ("high", 5), ("raised", -5)] {
+            let spec = LockClaimSpec {
+                priority,
+                ..LockClaimSpec::heartbeat("nightly")
+            };
+            claim(&place.claims, name, spec).await;
+        }
+        let named = async |name: &str| {
+            place
+                .lease_is("nightly", "it is named", |lease| {
+                    lease
+                        .record
+                        .next
+                        .as_ref()
+                        .is_some_and(|next| next.name == name)
+                })
+                .await;
+        };
+        named("high").await;
+        let raise = json!({"spec": {"priority": 9}});
+        place
+            .claims
+            .patch("raised", &PatchParams::default(), &Patch::Merge(&raise))
+            .await
+            .expect("a priority may be edited");
+        named("raised").await;
+        let order = ["raised", "high", "low"];
+        place
+            .lock_is("nightly", "status shows the order", |lock| {
+                let shown = lock.status.as_ref().map(|status| &status.next_waiters);
+                shown.is_some_and(|shown| shown == &order)
+            })
+            .await;
+    })
+    .await;
+}
