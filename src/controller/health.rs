@@ -113,6 +113,7 @@ fn measure(shared: &Shared) {
         .locks
         .get_or_create(&[("phase", "abandoned")])
         .set(abandoned);
+    metrics.abandoned.set(abandoned);
     metrics.stalled.set(stalled);
     metrics.waiters.set(waiters);
     metrics

@@ -22,6 +22,8 @@ pub struct Metrics {
     pub locks: Family<[Label; 1], Gauge>,
     /// Locks that need a person.
     pub stalled: Gauge,
+    /// Locks that stay locked after a lost holder.
+    pub abandoned: Gauge,
     /// Claims that wait.
     pub waiters: Gauge,
     /// Whether this replica leads.
@@ -34,8 +36,6 @@ pub struct Metrics {
     pub grants: Counter,
     /// Grants seen to end, by reason.
     pub ends: Family<[Label; 1], Counter>,
-    /// Times that a lock was seen abandoned.
-    pub abandoned: Counter,
     /// Guarded writes of Leases, by purpose and result.
     pub lease_writes: Family<[Label; 2], Counter>,
     /// Writes of status, by kind and result.
@@ -64,13 +64,13 @@ impl Default for Metrics {
             registry: Registry::with_prefix("leasehold"),
             locks: Family::default(),
             stalled: Gauge::default(),
+            abandoned: Gauge::default(),
             waiters: Gauge::default(),
             leader: Gauge::default(),
             ready: Gauge::default(),
             permissions_missing: Gauge::default(),
             grants: Counter::<u64, AtomicU64>::default(),
             ends: Family::default(),
-            abandoned: Counter::default(),
             lease_writes: Family::default(),
             status_writes: Family::default(),
             claims_collected: Counter::default(),
@@ -94,13 +94,13 @@ impl Metrics {
             registry,
             locks,
             stalled,
+            abandoned,
             waiters,
             leader,
             ready,
             permissions_missing,
             grants,
             ends,
-            abandoned,
             lease_writes,
             status_writes,
             claims_collected,
@@ -118,6 +118,11 @@ impl Metrics {
             "DistributedLocks that need a person",
             stalled.clone(),
         );
+        registry.register(
+            "locks_abandoned",
+            "DistributedLocks that stay locked after a lost holder (onHolderLost: Hold)",
+            abandoned.clone(),
+        );
         registry.register("waiters", "LockClaims that wait", waiters.clone());
         registry.register("leader", "1 while this replica leads", leader.clone());
         registry.register("ready", "1 while this replica is ready", ready.clone());
@@ -131,11 +136,6 @@ impl Metrics {
             "grants_ended",
             "grants seen to end by the leader, by reason",
             ends.clone(),
-        );
-        registry.register(
-            "locks_abandoned",
-            "times that a lock was seen abandoned: its holder was lost, and onHolderLost is Hold",
-            abandoned.clone(),
         );
         registry.register(
             "lease_writes",

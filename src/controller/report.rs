@@ -207,7 +207,6 @@ impl Reconciler {
         };
         // The message names the lost, so another one changes it.
         if let Some(note) = lost(&now).filter(|note| lost(&before).as_ref() != Some(note)) {
-            self.writer.metrics.abandoned.inc();
             let told = Told {
                 reason: names::REASON_ABANDONED,
                 warning: true,

@@ -60,6 +60,8 @@ mod operator_rig;
 #[cfg(feature = "cli")]
 mod operator_shared;
 #[cfg(feature = "cli")]
+mod operator_slots;
+#[cfg(feature = "cli")]
 mod operator_storms;
 #[cfg(feature = "cli")]
 mod operator_wire;

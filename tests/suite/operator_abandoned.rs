@@ -76,7 +76,7 @@ async fn after_a_lost_holder_the_lock_stays_locked_and_says_what_frees_it() {
                     .metric("leasehold_locks{phase=\"abandoned\"}")
                     .await
                     == Some(1.0)
-                    && operator.metric("leasehold_locks_abandoned_total").await == Some(1.0)
+                    && operator.metric("leasehold_locks_abandoned").await == Some(1.0)
             })
             .await;
 

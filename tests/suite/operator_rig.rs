@@ -345,13 +345,16 @@ impl Place {
         }
     }
 
-    /// Renews a grant, as its holder does.
+    /// Renews a grant, as its holder does; one that has ended it leaves alone.
     pub async fn renew(&self, name: &str, slot: i32, grant: &Grant) {
         let lock = self.locks.get(name).await.expect("the lock");
         let view = lock_view(&lock, slot, false);
         let lease = lock.slot_lease_name(slot);
         loop {
             let found = self.lease(&lease).await;
+            if !found.record.grant_id().is(grant) {
+                return;
+            }
             let wall = SystemClock.wall().as_microsecond();
             let renewed = change::renew(&view, &found.record, grant, wall);
             match self.store.put(&lease, &found, &renewed, LONG).await {

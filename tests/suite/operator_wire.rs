@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, PostParams};
 use kube::{Client, Config};
+use leasehold::api::DistributedLockSpec;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -374,15 +375,21 @@ async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
             "--leader-retry-period=100ms",
         ];
         // The Lease, the status that opens the lock, the freeing, and what follows; a renewal of the lead may come
-        // between them.
-        for (writes, name) in [(0, "a"), (1, "b"), (2, "c"), (3, "d")] {
+        // between them. With two slots: two Leases, the status, two freeings.
+        let one_slot = [(0, "a", 1), (1, "b", 1), (2, "c", 1), (3, "d", 1)];
+        let two_slots = [(1, "e", 2), (2, "f", 2), (3, "g", 2)];
+        for (writes, name, slots) in one_slot.into_iter().chain(two_slots) {
             let proxy = Proxy::start().await;
             let dying =
                 Operator::start_with(&place.namespace, "dying", &times, Some(&proxy.kubeconfig))
                     .await;
             dying.leads().await;
             proxy.cut_after(writes);
-            place.make(name, lasting(1)).await;
+            let spec = DistributedLockSpec {
+                max_holders: slots,
+                ..lasting(1)
+            };
+            place.make(name, spec).await;
             dying
                 .eventually("its write is applied and not answered", async || {
                     proxy.is_silent()

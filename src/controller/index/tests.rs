@@ -212,3 +212,53 @@ fn claims_of_pods_that_are_gone_are_skipped_all_at_once() {
         Some("claim-2")
     );
 }
+
+#[test]
+fn a_lock_names_the_leases_of_all_its_slots_and_keeps_those_above_the_limit_that_status_knows() {
+    let mut index = Index::default();
+    let semaphore = |second: i64, max: i32, known: i32| {
+        let mut lock = lock("nightly", None, true, second);
+        lock.spec.max_holders = max;
+        let entries = (0..known).map(|slot| crate::api::SlotStatus {
+            slot,
+            ..Default::default()
+        });
+        lock.status.as_mut().expect("a status").slots = entries.collect();
+        lock
+    };
+    let slot = |name: &str| Key::new("a", name);
+    index.lock_seen(semaphore(1, 3, 2), Source::Event, NOW);
+    for name in ["nightly", "nightly.1", "nightly.2"] {
+        assert_eq!(index.keeper_of(&slot(name)), Some(&key()), "{name}");
+    }
+    assert_eq!(index.keeper_of(&slot("nightly.3")), None);
+    let views = |index: &Index| -> Vec<_> {
+        let slots = index.slots_of(&key()).into_iter();
+        let view = |(_, lease)| {
+            index
+                .slot(&lease)
+                .and_then(|slot| slot.keeper.lock().cloned())
+        };
+        slots
+            .filter_map(view)
+            .map(|view| (view.number, view.is_surplus()))
+            .collect()
+    };
+    assert_eq!(views(&index), [(0, false), (1, false), (2, false)]);
+    let held = json!({"holderIdentity": "x/uid-x"});
+    let concerned = index.lease_seen(
+        &slot("nightly.1"),
+        Some(lease(7, &held)),
+        Seen::Watched,
+        NOW,
+        0,
+    );
+    assert_eq!(concerned, [key()]);
+    // Lowered: slot 1 stays in view since status knows it, slot 2 goes.
+    index.lock_seen(semaphore(2, 1, 2), Source::Event, NOW);
+    assert_eq!(views(&index), [(0, false), (1, true)]);
+    assert_eq!(index.keeper_of(&slot("nightly.2")), None);
+    assert_eq!(index.leases_of(&key()).count(), 1);
+    index.lock_gone(&key());
+    assert_eq!(index.keeper_of(&slot("nightly.1")), None);
+}
