@@ -109,19 +109,19 @@ impl Reconciler {
         self.read_on_slow_beat(key, &lock).await?;
         self.read_kept_claims(key).await?;
         let pods = self.read_pods(key).await?;
-        let mut look = Look::default();
+        let mut so_far = Look::default();
         for _ in 0..ROUNDS {
-            if let Some(until) = self.round(key, &mut look).await? {
-                let again = self.mirror(key, &look.troubles).await?;
+            if let Some(until) = self.round(key, &mut so_far).await? {
+                let again = self.mirror(key, &so_far.troubles).await?;
                 let claims = self.tend_claims(key).await?;
-                return match look.failed.into_values().next() {
+                return match so_far.failed.into_values().next() {
                     Some(error) => Err(error),
                     None => Ok(earliest([
                         until,
                         again,
                         claims,
                         pods,
-                        self.beat(key, &lock),
+                        Some(self.beat(key, &lock)),
                     ])),
                 };
             }
@@ -135,10 +135,6 @@ impl Reconciler {
 
     /// One move of each slot that has one to make, else of the queue. Once nothing is left to do: when time alone
     /// changes that.
-    #[expect(
-        clippy::option_option,
-        reason = "something was done; never again; at that moment"
-    )]
     async fn round(
         &self,
         key: &Key,
@@ -427,7 +423,7 @@ impl Reconciler {
         if free && !waited_for { beat * 10 } else { beat }
     }
 
-    fn beat(&self, key: &Key, lock: &DistributedLock) -> Option<Moment> {
+    fn beat(&self, key: &Key, lock: &DistributedLock) -> Moment {
         let beat = self.beat_length(key, lock);
         let slots = self.shared.index().slots_of(key);
         let oldest = slots
@@ -437,7 +433,7 @@ impl Reconciler {
         let jitter = beat.mul_f64(0.1 * rand::random::<f64>());
         let now = self.shared.now();
         let from = oldest.unwrap_or(now).max(now.saturating_sub(beat));
-        Some(from + beat + jitter)
+        from + beat + jitter
     }
 
     /// When the Lease was last heard of, if ever.

@@ -333,9 +333,10 @@ impl Keeper {
             return wait(None);
         }
         let (Some(lease), Some(seen)) = (&self.lease, &self.seen) else {
-            return match lock.is_surplus() {
-                true => wait(None),
-                false => OperatorMove::Create(change::missing(lock, wall)),
+            return if lock.is_surplus() {
+                wait(None)
+            } else {
+                OperatorMove::Create(change::missing(lock, wall))
             };
         };
         match availability(lock, lease) {

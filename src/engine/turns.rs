@@ -76,7 +76,7 @@ impl Turns {
                 Some((read, false)) if read == next => name(lease, first),
                 // It is there, only not in view yet.
                 Some((read, true)) if read == next => {
-                    self.pass_over(lease, next, first, None, since, now)
+                    pass_over(lease, next, first, None, since, now)
                 }
                 _ => OperatorMove::ReadClaim(next.clone()),
             };
@@ -94,43 +94,12 @@ impl Turns {
         let after = queue.after(next);
         let heartbeat = named.is_some_and(|claim| claim.hold == Hold::Heartbeat);
         let delete = heartbeat.then(|| next.clone());
-        let todo = self.pass_over(lease, next, after, delete, since, now);
+        let todo = pass_over(lease, next, after, delete, since, now);
         let passes = matches!(todo, OperatorMove::Write { .. });
         if passes && after.is_some_and(|after| queue.outranks(next, after)) {
             self.passed_over.insert(next.clone());
         }
         todo
-    }
-
-    /// Two seconds after a slot was seen takeable with this `next`.
-    fn pass_over(
-        &self,
-        lease: &LeaseRecord,
-        next: &ClaimRef,
-        after: Option<&ClaimRef>,
-        then_delete: Option<ClaimRef>,
-        since: Option<Moment>,
-        now: Moment,
-    ) -> OperatorMove {
-        let Some(since) = since else {
-            return wait(None);
-        };
-        let due = since.saturating_add(PASS_OVER_AFTER);
-        if now < due {
-            return wait(Some(due));
-        }
-        let after = after.filter(|after| *after != next);
-        if after.is_none() && then_delete.is_none() {
-            // Nobody is behind it, and it keeps its place: to name nobody, then it again, would go on for ever.
-            return wait(None);
-        }
-        // With nobody behind it there is nobody to name: the claim goes, and with it what `next` says.
-        let record = Box::new(change::name(lease, after.cloned()));
-        OperatorMove::Write {
-            what: OperatorWrite::PassOver,
-            record,
-            then_delete,
-        }
     }
 
     /// The first claim that is neither dead nor was passed over just now.
@@ -143,14 +112,44 @@ impl Turns {
     }
 }
 
+/// Two seconds after a slot was seen takeable with this `next`.
+fn pass_over(
+    lease: &LeaseRecord,
+    next: &ClaimRef,
+    after: Option<&ClaimRef>,
+    then_delete: Option<ClaimRef>,
+    since: Option<Moment>,
+    now: Moment,
+) -> OperatorMove {
+    let Some(since) = since else {
+        return wait(None);
+    };
+    let due = since.saturating_add(PASS_OVER_AFTER);
+    if now < due {
+        return wait(Some(due));
+    }
+    let after = after.filter(|after| *after != next);
+    if after.is_none() && then_delete.is_none() {
+        // Nobody is behind it, and it keeps its place: to name nobody, then it again, would go on for ever.
+        return wait(None);
+    }
+    // With nobody behind it there is nobody to name: the claim goes, and with it what `next` says.
+    let record = Box::new(change::name(lease, after.cloned()));
+    OperatorMove::Write {
+        what: OperatorWrite::PassOver,
+        record,
+        then_delete,
+    }
+}
+
 /// Slot 0's Lease, if it may be written.
-fn head<'a>(slot: &&'a Keeper, now: Moment) -> Option<&'a LeaseRecord> {
+fn head(slot: &Keeper, now: Moment) -> Option<&LeaseRecord> {
     let first = slot.lock()?.number == 0;
     let usable = !matches!(slot.standing(now)?, Standing::Unavailable(_));
     slot.lease().filter(|_| first && usable)
 }
 
-fn holder_of<'a>(slot: &&'a Keeper) -> Option<&'a str> {
+fn holder_of(slot: &Keeper) -> Option<&str> {
     slot.lease().and_then(LeaseRecord::holder_uid)
 }
 

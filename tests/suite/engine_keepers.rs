@@ -174,8 +174,8 @@ fn writes(todo: &OperatorMove) -> Option<OperatorWrite> {
     }
 }
 
-fn named(name: &str) -> Option<(Option<String>, Option<String>)> {
-    Some((Some(name.to_owned()), None))
+fn named(name: &str) -> (Option<String>, Option<String>) {
+    (Some(name.to_owned()), None)
 }
 
 #[test]
@@ -183,15 +183,15 @@ fn a_claim_that_holds_any_slot_is_not_next_any_more() {
     let mut stage = Stage::new(3);
     stage.take(0, "x", at(0.0));
     stage.wait(&["a", "b", "c"]);
-    assert_eq!(stage.names(at(0.0)), named("a"));
+    assert_eq!(stage.names(at(0.0)), Some(named("a")));
     // It takes slot 2 and dies before its second write.
     stage.take(2, "a", at(1.0));
-    assert_eq!(stage.names(at(1.0)), named("b"), "at once");
+    assert_eq!(stage.names(at(1.0)), Some(named("b")), "at once");
     // Lowered: slot 2 is above the limit, and its holder waits no more all the same.
     stage.name(Some("a"), at(2.0));
     stage.lock.max_holders = 1;
     stage.read_lock(at(2.0));
-    assert_eq!(stage.names(at(2.0)), named("b"));
+    assert_eq!(stage.names(at(2.0)), Some(named("b")));
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn two_seconds_count_from_seeing_any_slot_takeable_and_this_next() {
     let x = stage.take(0, "x", at(0.0));
     let y = stage.take(1, "y", at(0.0));
     stage.wait(&["a", "b", "c"]);
-    assert_eq!(stage.names(at(0.0)), named("a"));
+    assert_eq!(stage.names(at(0.0)), Some(named("a")));
     assert_eq!(waits_until(&stage.turn(at(9.0))), None, "both are held");
     stage.release(1, &y, at(10.0));
     assert_eq!(waits_until(&stage.turn(at(10.0))), Some(at(12.0)));
@@ -224,7 +224,7 @@ fn a_hold_between_two_looks_restarts_the_two_seconds() {
     let mut stage = Stage::new(2);
     stage.take(0, "x", at(0.0));
     stage.wait(&["a", "b"]);
-    assert_eq!(stage.names(at(0.0)), named("a"));
+    assert_eq!(stage.names(at(0.0)), Some(named("a")));
     assert_eq!(waits_until(&stage.turn(at(0.0))), Some(at(2.0)));
     let y = stage.take(1, "y", at(1.2));
     stage.release(1, &y, at(1.4));
@@ -236,7 +236,7 @@ fn a_surplus_slot_is_neither_made_nor_opened_nor_waited_for() {
     let mut stage = Stage::new(2);
     stage.take(0, "x", at(0.0));
     stage.wait(&["a", "b"]);
-    assert_eq!(stage.names(at(0.0)), named("a"));
+    assert_eq!(stage.names(at(0.0)), Some(named("a")));
     stage.lock.max_holders = 1;
     stage.read_lock(at(1.0));
     assert_eq!(
@@ -306,13 +306,13 @@ fn a_higher_claim_goes_first_where_priority_counts_and_only_there() {
     let mut stage = Stage::new(1);
     stage.take(0, "x", at(0.0));
     stage.claims = vec![ranked("low", 1, 0), ranked("high", 2, 5)];
-    assert_eq!(stage.names(at(0.0)), named("low"));
+    assert_eq!(stage.names(at(0.0)), Some(named("low")));
     assert_eq!(stage.names(at(1.0)), None, "in the order of coming");
     stage.order = QueueOrder::Priority;
-    assert_eq!(stage.names(at(2.0)), named("high"));
+    assert_eq!(stage.names(at(2.0)), Some(named("high")));
     // A claim's priority may be edited.
     stage.claims = vec![ranked("low", 1, 9), ranked("high", 2, 5)];
-    assert_eq!(stage.names(at(3.0)), named("low"));
+    assert_eq!(stage.names(at(3.0)), Some(named("low")));
     stage.claims = vec![ranked("low", 1, 9), ranked("high", 2, 9)];
     assert_eq!(stage.names(at(4.0)), None, "an equal one does not");
 }
@@ -323,13 +323,13 @@ fn a_claim_that_was_passed_over_is_not_brought_back_by_its_rank_before_somebody_
     let mut stage = Stage::new(1);
     stage.order = QueueOrder::Priority;
     stage.claims = vec![ranked("low", 1, 0), ranked("high*", 2, 5)];
-    assert_eq!(stage.names(at(0.0)), named("high"));
+    assert_eq!(stage.names(at(0.0)), Some(named("high")));
     assert_eq!(waits_until(&stage.turn(at(0.0))), Some(at(2.0)));
-    assert_eq!(stage.names(at(2.0)), named("low"));
+    assert_eq!(stage.names(at(2.0)), Some(named("low")));
     assert_eq!(waits_until(&stage.turn(at(2.5))), Some(at(4.5)));
     // Once somebody took, it counts again.
     stage.take(0, "x", at(3.0));
-    assert_eq!(stage.names(at(3.0)), named("high"));
+    assert_eq!(stage.names(at(3.0)), Some(named("high")));
 }
 
 #[test]
