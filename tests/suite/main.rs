@@ -50,6 +50,8 @@ mod operator_kubectl;
 #[cfg(feature = "cli")]
 mod operator_leaders;
 #[cfg(feature = "cli")]
+mod operator_leaks;
+#[cfg(feature = "cli")]
 mod operator_limits;
 #[cfg(feature = "cli")]
 mod operator_mirror;
