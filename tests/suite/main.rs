@@ -49,7 +49,7 @@ mod operator_holds;
 mod operator_kubectl;
 #[cfg(feature = "cli")]
 mod operator_leaders;
-#[cfg(feature = "cli")]
+#[cfg(target_os = "linux")]
 mod operator_leaks;
 #[cfg(feature = "cli")]
 mod operator_limits;
@@ -59,11 +59,11 @@ mod operator_mirror;
 mod operator_pods;
 #[cfg(feature = "cli")]
 mod operator_rig;
-#[cfg(feature = "cli")]
+#[cfg(target_os = "linux")]
 mod operator_shared;
 #[cfg(feature = "cli")]
 mod operator_slots;
-#[cfg(feature = "cli")]
+#[cfg(target_os = "linux")]
 mod operator_storms;
 #[cfg(feature = "cli")]
 mod operator_wire;

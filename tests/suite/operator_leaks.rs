@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
-use leasehold::api::{ClaimPhase, DistributedLockSpec, LockClaim};
+use leasehold::api::{ClaimPhase, DistributedLockSpec, FencingToken, LockClaim};
 use rand::seq::{IndexedRandom, SliceRandom};
 
 use super::operator_holds::{claim, fixed, with_pod};
@@ -99,7 +99,7 @@ impl Semaphore<'_> {
             };
             let lease = self.place.lease(&lease).await.record;
             let holds = lease.spec.holder.split('/').next() == Some(name)
-                && lease.current_token().map(|token| token.get()) == Some(*token);
+                && lease.current_token().map(FencingToken::get) == Some(*token);
             if !holds {
                 return false;
             }

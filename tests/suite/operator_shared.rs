@@ -2,8 +2,11 @@
 
 use kube::api::DeleteParams;
 use leasehold::api::{DistributedLock, DistributedLockSpec, EndReason, names};
+use leasehold::lease::FoundLease;
 use serde_json::json;
 
+use super::operator_holds::{claim, with_pod};
+use super::operator_pods::{make_pod, pods};
 use super::operator_rig::{Operator, condition, in_place, is_free, lasting};
 
 fn sharing(lease: &str) -> DistributedLockSpec {
@@ -168,6 +171,47 @@ async fn the_lease_of_the_operators_own_election_is_refused_even_with_consent() 
                 stalled(names::REASON_LEASE_CONFLICT),
             )
             .await;
+    })
+    .await;
+}
+
+/// Found while attacking the design: what is known of an earlier holder's Pod may end nobody else's hold.
+#[tokio::test]
+async fn the_end_of_an_earlier_holders_pod_ends_no_foreign_hold() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make("nightly", sharing("elector")).await;
+        place.lock_is("nightly", "it is free", is_free).await;
+        make_pod(&place, "pod-3").await;
+        claim(&place, "ours", with_pod("pod-3", None)).await;
+        let ours = |lease: &FoundLease| lease.record.spec.holder.starts_with("ours/");
+        place.lease_is("elector", "the Pod holds", ours).await;
+        let gone = place
+            .claims
+            .delete("ours", &DeleteParams::background())
+            .await;
+        gone.expect("the claim goes");
+        let free = |lease: &FoundLease| lease.record.is_free();
+        let lease = place.lease_is("elector", "it is given back", free).await;
+        let take = json!({"spec": {
+            "holderIdentity": "elector-1_ab", "leaseDurationSeconds": 60,
+            "leaseTransitions": lease.record.spec.transitions + 1,
+        }});
+        place.edit_lease("elector", &take).await;
+        place
+            .lock_is("nightly", "the foreign holder is shown", |lock| {
+                lock.slot_status(0)
+                    .is_some_and(|slot| slot.holder_identity == "elector-1_ab")
+            })
+            .await;
+        let before = place.lease("elector").await.record;
+        let gone = pods(&place)
+            .delete("pod-3", &DeleteParams::background())
+            .await;
+        gone.expect("the Pod goes");
+        // The operator has done other work since.
+        place.make_free("another", 15).await;
+        assert_eq!(place.lease("elector").await.record, before);
     })
     .await;
 }
