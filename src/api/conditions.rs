@@ -1,6 +1,7 @@
 //! Conditions: how they are set, and their schema.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 use super::names::{MAX_MESSAGE_CHARS, MAX_TOKEN, clip};
@@ -58,7 +59,9 @@ pub fn set_condition(
         conditions.push(new);
         return true;
     };
-    if old.status == new.status {
+    // The definition's default, which nobody wrote, bears the time zero.
+    let was_written = old.last_transition_time.0 != Timestamp::UNIX_EPOCH;
+    if old.status == new.status && was_written {
         new.last_transition_time = old.last_transition_time.clone();
     }
     let changed = *old != new;
@@ -131,7 +134,6 @@ pub(super) fn schema(_: &mut SchemaGenerator) -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::jiff::Timestamp;
 
     fn at(second: i64) -> Time {
         Time(Timestamp::from_second(second).unwrap())
@@ -197,5 +199,18 @@ mod tests {
         ));
         assert_eq!(conditions.len(), 2);
         assert!(!is_condition_true(&conditions, "Held"));
+    }
+
+    #[test]
+    fn the_definitions_default_has_no_transition_time_to_keep() {
+        let mut conditions = vec![];
+        let mut unknown = |second| {
+            let (status, now) = (ConditionStatus::Unknown, at(second));
+            set_condition(&mut conditions, "Ready", status, "Pending", "", None, &now);
+            conditions[0].last_transition_time.clone()
+        };
+        assert_eq!(unknown(0), at(0), "as the server fills it in");
+        assert_eq!(unknown(7), at(7));
+        assert_eq!(unknown(8), at(7));
     }
 }

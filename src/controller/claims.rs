@@ -233,8 +233,11 @@ fn why(claim: &LockClaim, phase: ClaimPhase, all: &Claims<'_>) -> (&'static str,
         {
             let pod = claim.spec.hold.pod.as_ref();
             let name = pod.map_or("", |pod| pod.name.as_str());
-            let message =
-                format!("there is no Pod {name} of this uid that lives: the claim waits for it");
+            let uid = pod.and_then(|pod| pod.uid.as_ref());
+            let uid = uid.map_or_else(String::new, |uid| format!(" with the uid {uid}"));
+            let message = format!(
+                "no Pod {name}{uid} lives in this namespace: the claim waits for it, and others go first"
+            );
             (names::REASON_POD_NOT_FOUND, message)
         }
         _ => (
