@@ -1,13 +1,17 @@
 //! Leases of other clients: left alone without consent, shared with it.
 
-use kube::api::DeleteParams;
+use std::time::Duration;
+
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, DeleteParams, ListParams};
 use leasehold::api::{DistributedLock, DistributedLockSpec, EndReason, names};
 use leasehold::lease::FoundLease;
 use serde_json::json;
 
 use super::operator_holds::{claim, with_pod};
 use super::operator_pods::{make_pod, pods};
-use super::operator_rig::{Operator, condition, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, condition, in_place, is_free, lasting, shows};
+use super::server::within;
 
 fn sharing(lease: &str) -> DistributedLockSpec {
     DistributedLockSpec {
@@ -145,6 +149,46 @@ async fn two_locks_do_not_share_one_lease() {
         place
             .lock_is("second", "it has the lease now", is_free)
             .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_grants_of_a_lease_are_told_on_the_lock_that_has_it() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        // Either may be looked at first.
+        for (has, lacks, lease) in [("alpha", "bravo", "one"), ("delta", "charlie", "two")] {
+            place.make(has, sharing(lease)).await;
+            place.lock_is(has, "it has the lease", is_free).await;
+            place.make(lacks, sharing(lease)).await;
+            let refused = stalled(names::REASON_LEASE_CONFLICT);
+            place.lock_is(lacks, "it is refused", refused).await;
+            for _ in 0..3 {
+                let grant = place.take(has, "pod-3").await;
+                let shown = |lock: &DistributedLock| shows(lock, &grant);
+                place.lock_is(has, "it is shown", shown).await;
+                place.release(lease, &grant).await;
+                place.lock_is(has, "it is free", is_free).await;
+            }
+        }
+        let events = Api::<Event>::namespaced(place.client.clone(), &place.namespace);
+        let told = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.expect("events");
+                let granted = all
+                    .into_iter()
+                    .filter(|event| event.reason.as_deref() == Some("Granted"));
+                let mut on: Vec<_> = granted.filter_map(|event| event.regarding?.name).collect();
+                on.sort_unstable();
+                if on.len() == 6 {
+                    return on;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let on = within(LONG, "all grants are told", told).await;
+        assert_eq!(on, ["alpha", "alpha", "alpha", "delta", "delta", "delta"]);
     })
     .await;
 }
