@@ -14,7 +14,7 @@ use std::sync::Arc;
 use kube::ResourceExt;
 
 use super::news::{News, note_news};
-use super::pods::Pods;
+use super::pods::{Namer, Pods};
 use crate::api::names::MAX_HOLDERS;
 use crate::api::{DistributedLock, HistoryEntry, LockClaim};
 use crate::engine::{Keeper, LeaseRecord, Moment, Seen, Turns, WallMicros};
@@ -343,6 +343,7 @@ impl Index {
             return vec![];
         }
         self.turns.remove(key);
+        self.pods.follow(key, BTreeSet::new());
         let mut concerned = BTreeSet::from([key.clone()]);
         for (_, lease) in named {
             concerned.extend(self.unname(&lease, key));
@@ -431,13 +432,14 @@ impl Index {
         vec![lock]
     }
 
-    /// The locks that these claims name.
+    /// The locks of those who name a Pod.
     #[must_use]
-    pub fn locks_of(&self, claims: &[Key]) -> Vec<Key> {
-        let locks: BTreeSet<_> = claims
-            .iter()
-            .filter_map(|claim| self.lock_of_claim.get(claim))
-            .collect();
+    pub fn locks_of(&self, namers: &[Namer]) -> Vec<Key> {
+        let locks = namers.iter().filter_map(|namer| match namer {
+            Namer::Claim(claim) => self.lock_of_claim.get(claim),
+            Namer::Lock(lock) => Some(lock),
+        });
+        let locks: BTreeSet<_> = locks.collect();
         locks.into_iter().cloned().collect()
     }
 

@@ -1,4 +1,5 @@
-//! Pods, as far as claims name them: as the owner of a claim, or as what a Pod hold lasts with.
+//! Pods, as far as claims name them (as the owner of a claim, or as what a Pod hold lasts with), and those that
+//! Heartbeat holders run in.
 //!
 //! A watch of their metadata alone tells which are there: namespace, name and uid are kept, nothing else. That a Pod is
 //! _not_ there must be proven, since the watch of claims may be ahead of that of Pods: it was shown and then gone, or a
@@ -45,11 +46,22 @@ struct View {
     listing: HashMap<Key, String>,
 }
 
-/// What is known of a Pod that claims name.
+/// Who names a Pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Namer {
+    /// A claim: its owner, or what its hold lasts with.
+    Claim(Key),
+    /// A lock: the grant of a Heartbeat holder that runs in it.
+    Lock(Key),
+}
+
+/// What is known of a Pod that claims or grants name.
 #[derive(Debug, Default)]
 struct Named {
-    /// The claims, and whether each holds, or will, while the Pod lives.
-    claims: BTreeMap<Key, bool>,
+    /// By whom, and whether each wants to hear of every change.
+    by: BTreeMap<Namer, bool>,
+    /// Whether the watch has told of a change since it is named.
+    has_changed: bool,
     /// uids of this name that are gone.
     gone: HashSet<String>,
     /// The Pod as read, for those that hold while it lives.
@@ -73,6 +85,8 @@ enum Read {
 pub struct Pods {
     views: HashMap<Watch, View>,
     named: HashMap<Key, Named>,
+    /// By lock: the Pods of its Heartbeat holders.
+    of_grants: HashMap<Key, BTreeSet<Key>>,
 }
 
 impl Pods {
@@ -88,8 +102,8 @@ impl Pods {
         view.listing.insert(key, uid);
     }
 
-    /// A watch has listed everything: what it showed before and did not list is gone. Says which claims are concerned.
-    pub fn list_ends(&mut self, watch: &Watch) -> Vec<Key> {
+    /// A watch has listed everything: what it showed before and did not list is gone. Says who is concerned.
+    pub fn list_ends(&mut self, watch: &Watch) -> Vec<Namer> {
         let view = self.views.entry(watch.clone()).or_default();
         let now = std::mem::take(&mut view.listing);
         let before = view.shown.replace(now);
@@ -107,15 +121,15 @@ impl Pods {
                 .is_none_or(|namespace| *namespace == key.namespace)
             {
                 named.read = Read::Stale;
-                concerned.extend(named.claims.keys().cloned());
+                concerned.extend(named.by.keys().cloned());
             }
         }
         concerned
     }
 
-    /// A watch shows a new state of a Pod. Says which claims are concerned: other labels or times concern only those
-    /// that hold while it lives.
-    pub fn changed(&mut self, watch: &Watch, key: &Key, uid: &str) -> Vec<Key> {
+    /// A watch shows a new state of a Pod. Says who is concerned: other labels or times concern nobody who asks only
+    /// whether it is there.
+    pub fn changed(&mut self, watch: &Watch, key: &Key, uid: &str) -> Vec<Namer> {
         let view = self.views.entry(watch.clone()).or_default();
         let shown = view.shown.get_or_insert_default();
         let before = shown.insert(key.clone(), uid.to_owned());
@@ -126,8 +140,8 @@ impl Pods {
         self.tell(key, is_new)
     }
 
-    /// A watch shows that a Pod is gone. Says which claims are concerned.
-    pub fn gone(&mut self, watch: &Watch, key: &Key, uid: &str) -> Vec<Key> {
+    /// A watch shows that a Pod is gone. Says who is concerned.
+    pub fn gone(&mut self, watch: &Watch, key: &Key, uid: &str) -> Vec<Namer> {
         if let Some(shown) = self
             .views
             .get_mut(watch)
@@ -143,19 +157,41 @@ impl Pods {
     /// A claim was seen: from now on what it names is followed.
     pub fn claim_seen(&mut self, claim: &LockClaim) {
         for (key, holds) in names(claim) {
-            let named = self.named.entry(key).or_default();
-            *named.claims.entry(Key::of(claim)).or_default() |= holds;
+            self.name(key, Namer::Claim(Key::of(claim)), holds);
         }
     }
 
     /// A claim is gone, or about to be replaced by a newer state of it.
     pub fn claim_gone(&mut self, claim: &LockClaim) {
         for (key, _) in names(claim) {
-            if let Some(named) = self.named.get_mut(&key) {
-                named.claims.remove(&Key::of(claim));
-                if named.claims.is_empty() {
-                    self.named.remove(&key);
-                }
+            self.unname(&key, &Namer::Claim(Key::of(claim)));
+        }
+    }
+
+    /// The Heartbeat holders of the lock run in these Pods: from now on their changes are followed.
+    pub fn follow(&mut self, lock: &Key, pods: BTreeSet<Key>) {
+        let before = self.of_grants.remove(lock).unwrap_or_default();
+        for left in before.difference(&pods) {
+            self.unname(left, &Namer::Lock(lock.clone()));
+        }
+        for new in pods.difference(&before) {
+            self.name(new.clone(), Namer::Lock(lock.clone()), true);
+        }
+        if !pods.is_empty() {
+            self.of_grants.insert(lock.clone(), pods);
+        }
+    }
+
+    fn name(&mut self, pod: Key, namer: Namer, every_change: bool) {
+        let by = &mut self.named.entry(pod).or_default().by;
+        *by.entry(namer).or_default() |= every_change;
+    }
+
+    fn unname(&mut self, pod: &Key, namer: &Namer) {
+        if let Some(named) = self.named.get_mut(pod) {
+            named.by.remove(namer);
+            if named.by.is_empty() {
+                self.named.remove(pod);
             }
         }
     }
@@ -182,19 +218,36 @@ impl Pods {
     /// The Pod of the claim's Pod hold, as last read; `None` while that is not known.
     #[must_use]
     pub fn of_hold(&self, claim: &LockClaim) -> Option<&PodSight> {
-        match &self.named.get(&held(claim)?)?.read {
-            Read::Known(sight, _) => Some(sight),
+        self.sight(&held(claim)?).map(|(sight, _)| sight)
+    }
+
+    /// The Pod of this name as last read, and when; `None` while that is not known.
+    #[must_use]
+    pub fn sight(&self, key: &Key) -> Option<(&PodSight, Moment)> {
+        match &self.named.get(key)?.read {
+            Read::Known(sight, at) => Some((sight, *at)),
             Read::Stale | Read::Asked => None,
         }
     }
 
-    /// The Pods that must be read before these claims can be judged. Read them, and tell [`Pods::read`].
+    /// The Pods that must be read before these claims of the lock, and its grants, can be judged. Read them, and tell
+    /// [`Pods::read`]. The Pod of a Heartbeat holder only once it has changed: most grants end otherwise.
     pub fn wants<'a>(
         &mut self,
+        lock: &Key,
         claims: impl IntoIterator<Item = &'a LockClaim>,
         now: Moment,
     ) -> Wanted {
         let mut wanted = Wanted::new();
+        for key in self.of_grants.get(lock).into_iter().flatten() {
+            if let Some(named) = self.named.get_mut(key)
+                && named.has_changed
+                && !matches!(named.read, Read::Known(..))
+            {
+                named.read = Read::Asked;
+                wanted.entry(key.clone()).or_default();
+            }
+        }
         for claim in claims {
             for (key, uid) in owners(claim) {
                 let asked = self.named.get(&key).and_then(|named| named.asked);
@@ -263,14 +316,14 @@ impl Pods {
         }
     }
 
-    fn tell(&mut self, key: &Key, all: bool) -> Vec<Key> {
+    fn tell(&mut self, key: &Key, all: bool) -> Vec<Namer> {
         let Some(named) = self.named.get_mut(key) else {
             return vec![];
         };
         named.read = Read::Stale;
-        let claims = named.claims.iter();
-        let concerned = claims.filter(|(_, holds)| all || **holds);
-        concerned.map(|(claim, _)| claim.clone()).collect()
+        named.has_changed = true;
+        let concerned = named.by.iter().filter(|(_, every)| all || **every);
+        concerned.map(|(namer, _)| namer.clone()).collect()
     }
 }
 

@@ -92,7 +92,7 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// Reads the Pods that must be known before the claims of this lock can be judged; says when to look again for
+    /// Reads the Pods that must be known before claims and grants of this lock can be judged; says when to look again for
     /// those that no watch shows yet.
     pub(super) async fn read_pods(&self, lock: &Key) -> Result<Option<Moment>, WriteError> {
         let now = self.shared.now();
@@ -100,7 +100,10 @@ impl Reconciler {
             let mut index = self.shared.index();
             let claims = index.claims(lock).filter(|claim| !claim.phase().is_final());
             let claims: Vec<Arc<LockClaim>> = claims.cloned().collect();
-            let wanted = index.pods.wants(claims.iter().map(Arc::as_ref), now);
+            let of_holders = index.pods_of_holders(lock);
+            index.pods.follow(lock, of_holders);
+            let claims_of_lock = claims.iter().map(Arc::as_ref);
+            let wanted = index.pods.wants(lock, claims_of_lock, now);
             (claims, wanted)
         };
         let more = wanted.len() > PODS_A_LOOK;

@@ -203,6 +203,20 @@ impl HoldClaim {
         sight.ended || sight.uid.as_ref() != Some(&bound.uid)
     }
 
+    fn finish(&self, why: ClaimEnd) -> OperatorMove {
+        OperatorMove::Finish {
+            claim: self.claim.clone(),
+            why,
+        }
+    }
+
+    fn seconds_shown(&self) -> Option<u32> {
+        match self.state {
+            ClaimState::Granted { seconds, .. } => seconds,
+            _ => None,
+        }
+    }
+
     fn token_shown(&self) -> Option<i64> {
         match self.state {
             ClaimState::Granted { token, .. } => Some(token),
@@ -252,105 +266,134 @@ pub fn keep(
         return None;
     }
     let uid = lease.holder_uid()?;
-    let end = |why: ClaimEnd| {
-        // Its token belongs into the note, also where the annotation was dropped.
-        let mut known = LeaseRecord::clone(lease);
-        if let Some(grant) = &grant {
-            known.grant = GrantNote::V1(grant.clone());
-        }
-        let what = match why.kind() {
-            EndKind::Revoked => OperatorWrite::Revoke,
-            EndKind::Expired => OperatorWrite::Expire,
-            EndKind::Released | EndKind::Ended => OperatorWrite::End,
-        };
-        write(
-            what,
-            change::end(&known, why.kind(), identity, why.words(), wall),
-        )
-    };
+    let end = |why| end(slot, grant.as_ref(), why, identity, wall);
     let claim = match holder {
         Holder::InView(claim) => claim,
         Holder::Unknown => return Some(OperatorMove::ReadHolder(uid.to_owned())),
         Holder::OutOfView => return Some(wait(Some(now + LOOK_AGAIN))),
         Holder::Gone => return Some(end(ClaimEnd::Released)),
     };
-    let finish = |why: ClaimEnd| OperatorMove::Finish {
-        claim: claim.claim.clone(),
-        why,
-    };
-    let shown = match claim.state {
-        ClaimState::Over(why) => return Some(end(why)),
-        ClaimState::Deleting { shown: true } => return Some(finish(ClaimEnd::Released)),
-        ClaimState::Deleting { shown: false } => return Some(end(ClaimEnd::Released)),
-        ClaimState::Waiting => None,
+    match claim.state {
+        ClaimState::Over(why) => Some(end(why)),
+        ClaimState::Deleting { shown: true } => Some(claim.finish(ClaimEnd::Released)),
+        ClaimState::Deleting { shown: false } => Some(end(ClaimEnd::Released)),
+        // A take of this claim that nobody was told of: it has another.
         ClaimState::Granted {
             slot: number,
             token,
-            seconds,
-        } => {
-            let this = grant
-                .as_ref()
-                .is_none_or(|grant| grant.token.get() == token);
-            if number != lock.number || !this {
-                // A take of this claim that nobody was told of: it has another.
-                return Some(end(ClaimEnd::Unused));
-            }
-            Some(seconds)
+            ..
+        } if number != lock.number || grant.as_ref().is_some_and(|g| g.token.get() != token) => {
+            Some(end(ClaimEnd::Unused))
         }
-    };
-    let Some(grant) = &grant else {
-        return Some(match shown {
+        _ => Some(match &grant {
+            Some(grant) => keep_grant(slot, claim, grant, identity, now, wall),
             // Nobody was told of this take, and its token is lost: it can be taken again, with another.
-            None => end(ClaimEnd::Unused),
+            None if claim.state == ClaimState::Waiting => end(ClaimEnd::Unused),
             // The claim is shown as over first, since the Lease does not tell of its grant any more.
-            Some(_) => wait(None),
-        });
+            None => wait(None),
+        }),
+    }
+}
+
+/// The end of the grant: its token belongs into the note, also where the annotation was dropped.
+fn end(
+    slot: &SlotSight<'_>,
+    grant: Option<&Grant>,
+    why: ClaimEnd,
+    identity: &str,
+    wall: WallMicros,
+) -> OperatorMove {
+    let mut known = slot.lease.clone();
+    if let Some(grant) = grant {
+        known.grant = GrantNote::V1(grant.clone());
+    }
+    let kind = why.kind();
+    let what = match kind {
+        EndKind::Revoked => OperatorWrite::Revoke,
+        EndKind::Expired => OperatorWrite::Expire,
+        EndKind::Released | EndKind::Ended => OperatorWrite::End,
     };
-    let over = |why: ClaimEnd| {
-        if shown.is_some() {
-            finish(why)
+    write(what, change::end(&known, kind, identity, why.words(), wall))
+}
+
+/// The same for the grant of a claim that goes on wanting it.
+fn keep_grant(
+    slot: &SlotSight<'_>,
+    claim: &HoldClaim,
+    grant: &Grant,
+    identity: &str,
+    now: Moment,
+    wall: WallMicros,
+) -> OperatorMove {
+    let shown = matches!(claim.state, ClaimState::Granted { .. });
+    let over = |why| {
+        if shown {
+            claim.finish(why)
         } else {
-            end(why)
+            end(slot, Some(grant), why, identity, wall)
         }
     };
     match slot.standing {
-        Standing::Revoked => return Some(over(ClaimEnd::Revoked)),
+        Standing::Revoked => return over(ClaimEnd::Revoked),
         // The lock is read again for each attempt, see `Keeper`.
-        Standing::Expired if !slot.expired_when_read => return Some(OperatorMove::ReadLock),
-        Standing::Expired => return Some(over(ClaimEnd::Expired)),
+        Standing::Expired if !slot.expired_when_read => return OperatorMove::ReadLock,
+        Standing::Expired => return over(ClaimEnd::Expired),
         _ => {}
     }
-    if lease.current_grant().is_none() {
-        return Some(write(OperatorWrite::Restore, change::restore(lease, grant)));
+    if slot.lease.current_grant().is_none() {
+        let record = change::restore(slot.lease, grant);
+        return write(OperatorWrite::Restore, record);
     }
-    Some(match &claim.wish {
-        Wish::Fixed { seconds } => keep_fixed(slot, *seconds, shown.flatten(), now, wall),
-        Wish::Pod { .. } if grant.pod.as_ref().is_some_and(|pod| claim.has_lost(pod)) => {
-            over(ClaimEnd::PodEnded)
-        }
-        Wish::Pod { .. } => {
-            let most = lock
-                .max_hold_seconds
-                .map(|most| Duration::from_secs(most.into()));
-            let ends = most.map(|most| slot.held_since + most);
-            if let Some(ends) = ends.filter(|ends| now >= *ends) {
-                // The limit may have been raised since.
-                let confirmed = slot.lock_read >= ends;
-                return Some(if confirmed {
-                    over(ClaimEnd::MaxHold)
-                } else {
-                    OperatorMove::ReadLock
-                });
-            }
-            let renew = slot.unchanged_since + RENEW_AFTER;
-            if now >= renew {
-                let record = change::prolong(lease, MAX_LEASE_SECONDS.unsigned_abs(), wall);
-                write(OperatorWrite::Renew, record)
-            } else {
-                wait(Some(ends.map_or(renew, |ends| ends.min(renew))))
-            }
-        }
-    })
+    if let Wish::Fixed { seconds } = claim.wish {
+        return keep_fixed(slot, seconds, claim.seconds_shown(), now, wall);
+    }
+    if grant.pod.as_ref().is_some_and(|pod| claim.has_lost(pod)) {
+        return over(ClaimEnd::PodEnded);
+    }
+    let most = slot.lock.max_hold_seconds;
+    let ends = most.map(|most| slot.held_since + Duration::from_secs(most.into()));
+    match ends.filter(|ends| now >= *ends) {
+        // The limit may have been raised since.
+        Some(ends) if slot.lock_read < ends => return OperatorMove::ReadLock,
+        Some(_) => return over(ClaimEnd::MaxHold),
+        None => {}
+    }
+    let renew = slot.unchanged_since + RENEW_AFTER;
+    if now >= renew {
+        let record = change::prolong(slot.lease, MAX_LEASE_SECONDS.unsigned_abs(), wall);
+        return write(OperatorWrite::Renew, record);
+    }
+    wait(Some(ends.map_or(renew, |ends| ends.min(renew))))
+}
+
+/// What the operator does about a Heartbeat grant whose Pod was read at `read`: if all its containers have ended, so has
+/// its holder, and nobody need wait for the rest of its lease. Not under Hold, and not before the lock delay is over.
+#[must_use]
+pub fn end_proven(
+    slot: &SlotSight<'_>,
+    pod: &PodSight,
+    read: Moment,
+    identity: &str,
+    now: Moment,
+    wall: WallMicros,
+) -> Option<OperatorMove> {
+    let Standing::Held { until } = slot.standing else {
+        return None;
+    };
+    let grant = slot.lease.current_grant()?;
+    let bound = grant.pod.as_ref()?;
+    if grant.hold != Hold::Heartbeat || !pod.ended || pod.uid.as_ref() != Some(&bound.uid) {
+        return None;
+    }
+    let due = read + Duration::from_secs(slot.lock.lock_delay_seconds.into());
+    if now < due {
+        return Some(wait(Some(due.min(until))));
+    }
+    if slot.lock_read < due {
+        // Hold may be new.
+        return Some(OperatorMove::ReadLock);
+    }
+    Some(end(slot, Some(grant), ClaimEnd::PodEnded, identity, wall))
 }
 
 /// A claim whose seconds were raised is prolonged: by what is left of them, as far as this replica has itself seen the

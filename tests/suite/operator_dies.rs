@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::api::DeleteParams;
-use leasehold::api::{ClaimPhase, EndReason, HoldType};
+use leasehold::api::{ClaimPhase, EndReason, FencingToken, HoldType};
 
 use super::operator_holds::{claim, fixed, is_in, token, with_pod};
 use super::operator_pods::{make_pod, pods};
@@ -115,7 +115,7 @@ async fn survives(death: Death) {
                 .map_or(&[][..], |status| &status.history);
             let ends = history
                 .iter()
-                .map(|end| (end.fencing_token.map(|token| token.get()), end.reason));
+                .map(|end| (end.fencing_token.map(FencingToken::get), end.reason));
             is_free(lock) && ends.collect::<Vec<_>>() == [(Some(token(&over)), reason)]
         };
         place

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use leasehold::api::{
-    ClaimPhase, DistributedLockSpec, EndReason, FixedHold, Hold, HoldType, LockClaim,
+    ClaimPhase, DistributedLockSpec, EndReason, FencingToken, FixedHold, Hold, HoldType, LockClaim,
     LockClaimSpec, PodHold, find_condition, names,
 };
 use leasehold::client::Locks;
@@ -12,7 +12,7 @@ use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::operator_pods::{make_pod, pods};
+use super::operator_pods::{edit_status, ended, make_pod, pods};
 use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, lasting};
 use super::server::within;
 
@@ -55,7 +55,8 @@ pub async fn claim(place: &Place, name: &str, spec: LockClaimSpec) -> LockClaim 
 /// Waits until the claim is in this phase.
 pub async fn is_in(place: &Place, name: &str, phase: ClaimPhase) -> LockClaim {
     let so = move |claim: Option<&LockClaim>| claim.is_some_and(|claim| claim.phase() == phase);
-    let claim = place.claim_is(name, &format!("it is {phase:?}"), so).await;
+    let what = format!("it is {phase:?}");
+    let claim = Box::pin(place.claim_is(name, &what, so)).await;
     claim.expect("a claim")
 }
 
@@ -63,7 +64,7 @@ async fn waits_for(place: &Place, name: &str, reason: &'static str) {
     let so = move |claim: Option<&LockClaim>| {
         claim.is_some_and(|claim| condition(claim, names::CONDITION_GRANTED).1 == reason)
     };
-    place.claim_is(name, reason, so).await;
+    Box::pin(place.claim_is(name, reason, so)).await;
 }
 
 fn condition(claim: &LockClaim, type_: &str) -> (String, String) {
@@ -97,7 +98,7 @@ async fn delete(place: &Place, name: &str) {
 
 /// Waits until the lock is free, and says how long that took.
 async fn free_after(place: &Place, began: MonoInstant) -> Duration {
-    place.lock_is("nightly", "it is free", is_free).await;
+    Box::pin(place.lock_is("nightly", "it is free", is_free)).await;
     MonoInstant::now().saturating_duration_since(began)
 }
 
@@ -130,7 +131,7 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
         let lock = place.locks.get("nightly").await.expect("the lock");
         let slot = lock.slot_status(0).expect("an entry");
         assert_eq!(
-            slot.fencing_token.map(|token| token.get()),
+            slot.fencing_token.map(FencingToken::get),
             Some(token(&granted))
         );
         assert_eq!(
@@ -229,7 +230,7 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
         // It keeps nobody waiting meanwhile.
         claim(&place, "seat", fixed(1)).await;
         is_in(&place, "seat", ClaimPhase::Expired).await;
-        let pod = make_pod(&place, "web").await;
+        let pod = Box::pin(make_pod(&place, "web")).await;
         let granted = is_in(&place, "first", ClaimPhase::Granted).await;
         let lock = place.locks.get("nightly").await.expect("the lock");
         let slot = lock.slot_status(0).expect("an entry");
@@ -244,22 +245,16 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
         );
 
         // What proves nothing ends nothing, nor does time: the lease duration is one second.
-        let fail = async |status: Value| {
-            let patch = Patch::Merge(json!({"status": status}));
-            let patched = pods(&place)
-                .patch_status("web", &PatchParams::default(), &patch)
-                .await;
-            patched.expect("the status can be edited");
-        };
-        fail(json!({"phase": "Failed", "reason": "NodeLost"})).await;
+        edit_status(
+            &place,
+            "web",
+            json!({"phase": "Failed", "reason": "NodeLost"}),
+        )
+        .await;
         tokio::time::sleep(NOTHING * 2).await;
         let still = place.claims.get("first").await.expect("the claim");
         assert_eq!(still.phase(), ClaimPhase::Granted);
-        fail(json!({"containerStatuses": [{
-            "name": "main", "image": "none", "imageID": "", "ready": false, "restartCount": 0,
-            "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
-        }]}))
-        .await;
+        edit_status(&place, "web", ended("main")).await;
         let over = is_in(&place, "first", ClaimPhase::Released).await;
         assert_eq!(
             condition(&over, names::CONDITION_READY).1,

@@ -7,16 +7,20 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use kube::runtime::wait::await_condition;
-use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
+use leasehold::api::{DistributedLock, EndReason, LockClaim, LockClaimSpec};
+use leasehold::client::identity::{identity, random_uid};
 use leasehold::client::{Acquiring, Locks};
 use leasehold::clock::MonoInstant;
+use leasehold::engine::PodRef;
 use leasehold::lease::FoundLease;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::operator_rig::{LONG, Operator, Place, config, in_place};
+use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, shows};
 use super::run_bench::long;
 use super::server::within;
 
@@ -35,7 +39,7 @@ pub async fn wait_for_account(place: &Place) {
 
 /// A Pod that nothing runs.
 pub async fn make_pod(place: &Place, name: &str) -> Pod {
-    wait_for_account(place).await;
+    Box::pin(wait_for_account(place)).await;
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {"containers": [{"name": "main", "image": "none"}], "schedulerName": "nobody", "restartPolicy": "Never"},
@@ -69,6 +73,23 @@ async fn claim_of(place: &Place, name: &str, pod: Option<&Pod>) {
     claim.metadata.owner_references = pod.map(|pod| vec![owner(pod)]);
     let made = place.claims.create(&PostParams::default(), &claim).await;
     made.expect("the claim is made");
+}
+
+/// Edits the status of a Pod as its kubelet does.
+pub async fn edit_status(place: &Place, name: &str, status: Value) {
+    let patch = Patch::Merge(json!({"status": status}));
+    let patched = pods(place)
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await;
+    patched.expect("the status can be edited");
+}
+
+/// What the kubelet says of a container that has ended.
+pub fn ended(container: &str) -> Value {
+    json!({"containerStatuses": [{
+        "name": container, "image": "none", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
+    }]})
 }
 
 /// So many dead claims, each of a Pod of its own.
@@ -115,17 +136,21 @@ async fn first_to_hold(mut waiters: Vec<Acquiring>, began: MonoInstant) -> Durat
     took
 }
 
-/// Of 1,000 waiters 500 lose their Pods.
+/// Of 1,000 waiters the first 500 lose their Pods. Of the others the first are tasks; nobody comes to those behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_whose_pods_are_gone_cost_nothing() {
     in_place(async |place| {
-        let (dead, living) = if long() { (500, 500) } else { (40, 20) };
+        let (dead, living, behind) = if long() { (500, 20, 480) } else { (40, 10, 0) };
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
         claims_of_pods(&place, dead).await;
         let waiters = waiters(&place, living, dead).await;
+        let make = async |number| claim_of(&place, &format!("behind-{number}"), None).await;
+        stream::iter(0..behind)
+            .for_each_concurrent(AT_ONCE, make)
+            .await;
         delete_pods(&place).await;
         let began = MonoInstant::now();
         holder.release().await.expect("it is given back");
@@ -216,6 +241,44 @@ async fn dead_claims_without_pods_cost_two_seconds_each() {
         assert!(took < limit, "after {took:?}");
         let gone = |claim: Option<&LockClaim>| claim.is_none();
         place.claim_is("dead-0", "it is deleted", gone).await;
+    })
+    .await;
+}
+
+/// The kubelet's word, not the phase alone, nor a deleted object.
+#[tokio::test]
+async fn a_holder_whose_pod_has_ended_is_ended_before_its_lease() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 60).await;
+        let pod = make_pod(&place, "web").await;
+        let bound = PodRef {
+            name: "web".to_owned(),
+            uid: pod.uid().expect("a uid"),
+        };
+        let identity = identity("web", &random_uid());
+        let grant = place.take_in("nightly", 0, identity, Some(bound)).await;
+        let held = |lock: &DistributedLock| shows(lock, &grant);
+        place.lock_is("nightly", "it is shown", held).await;
+        edit_status(
+            &place,
+            "web",
+            json!({"phase": "Failed", "reason": "NodeLost"}),
+        )
+        .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(
+            !place.lease("nightly").await.record.is_free(),
+            "a phase proves nothing"
+        );
+        let began = MonoInstant::now();
+        edit_status(&place, "web", ended("main")).await;
+        let lock = place.lock_is("nightly", "it is free", is_free).await;
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!(took < Duration::from_secs(3), "after {took:?}");
+        let history = lock.status.expect("a status").history;
+        let reasons: Vec<_> = history.iter().map(|end| end.reason).collect();
+        assert_eq!(reasons, [EndReason::Ended]);
     })
     .await;
 }

@@ -15,7 +15,7 @@ use leasehold::api::{DistributedLock, DistributedLockSpec, LockClaim, names};
 use leasehold::client::identity::{identity, random_uid};
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::engine::change::{self, NextChange, Requester};
-use leasehold::engine::{Grant, Hold, Standing};
+use leasehold::engine::{Grant, Hold, PodRef, Standing};
 use leasehold::lease::view::lock_view;
 use leasehold::lease::{FoundLease, LeaseStore, Put, lease_resource};
 use rustix::process::{Pid, Signal, kill_process};
@@ -289,22 +289,28 @@ impl Place {
 
     /// The same, under this identity.
     pub async fn take_as(&self, name: &str, identity: String) -> Grant {
-        self.take_slot_as(name, 0, identity).await
+        self.take_in(name, 0, identity, None).await
     }
 
     /// Takes a free slot as a holder that will never renew.
     pub async fn take_slot(&self, name: &str, slot: i32, claimant: &str) -> Grant {
-        self.take_slot_as(name, slot, identity(claimant, &random_uid()))
-            .await
+        let identity = identity(claimant, &random_uid());
+        self.take_in(name, slot, identity, None).await
     }
 
-    /// The same, under this identity.
-    pub async fn take_slot_as(&self, name: &str, slot: i32, identity: String) -> Grant {
+    /// The same, under this identity, from within this Pod.
+    pub async fn take_in(
+        &self,
+        name: &str,
+        slot: i32,
+        identity: String,
+        pod: Option<PodRef>,
+    ) -> Grant {
         let lock = self.locks.get(name).await.expect("the lock");
         let who = Requester {
             identity,
             hold: Hold::Heartbeat,
-            pod: None,
+            pod,
             note: Some(json!({"node": "node-7", "host": "h", "pid": 1}).to_string()),
             remembered: 0,
         };

@@ -285,7 +285,7 @@ async fn who_took_another_slot_is_not_next_any_more() {
             })
             .await;
         let identity = format!("a/{}", first.uid);
-        place.take_slot_as("gpu", 1, identity).await;
+        place.take_in("gpu", 1, identity, None).await;
         place
             .lease_is("gpu", "the second is named", |lease| {
                 next(lease) == Some("b")

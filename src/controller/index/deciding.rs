@@ -1,11 +1,13 @@
 //! What the leader does about a lock, decided by the machines of its slots and of its queue on what is known.
 
+use std::collections::BTreeSet;
+
 use super::{Index, Key};
 use crate::api::{DistributedLock, LockClaim};
 use crate::controller::claims::SlotLease;
 use crate::controller::claims::holds::hold_claim;
 use crate::engine::{
-    ClaimRef, HoldClaim, Holder, LeaseRecord, Moment, OperatorMove, OperatorWrite, Queue,
+    ClaimRef, Hold, HoldClaim, Holder, LeaseRecord, Moment, OperatorMove, OperatorWrite, Queue,
     QueueOrder, WallMicros, holds,
 };
 use crate::lease::view::{claim_view, lock_view};
@@ -55,6 +57,15 @@ impl Index {
             .collect()
     }
 
+    /// The Pods that the Heartbeat holders of a lock run in, as far as they are in its namespace.
+    #[must_use]
+    pub fn pods_of_holders(&self, lock: &Key) -> BTreeSet<Key> {
+        let grants = self.leases_of(lock).filter_map(LeaseRecord::current_grant);
+        let beating = grants.filter(|grant| grant.hold == Hold::Heartbeat);
+        let pods = beating.filter_map(|grant| grant.pod.as_ref());
+        pods.map(|pod| lock.sibling(&pod.name)).collect()
+    }
+
     /// What the leader does about one slot of a lock.
     pub fn decide_slot(
         &mut self,
@@ -74,7 +85,11 @@ impl Index {
                 Some(claim) => Holder::InView(claim),
                 None => slot.keeper.holder_out_of_view(now),
             };
-            holds::keep(&sight, holder, identity, now, wall)
+            holds::keep(&sight, holder, identity, now, wall).or_else(|| {
+                let pod = sight.lease.current_grant()?.pod.as_ref()?;
+                let (pod, read) = self.pods.sight(&lock.sibling(&pod.name))?;
+                holds::end_proven(&sight, pod, read, identity, now, wall)
+            })
         });
         kept.unwrap_or_else(|| self.slot_mut(lease).keeper.decide(identity, now, wall))
     }

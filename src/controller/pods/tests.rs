@@ -226,6 +226,10 @@ fn key(name: &str) -> Key {
     Key::new("n", name)
 }
 
+fn of_claim(name: &str) -> Namer {
+    Namer::Claim(key(name))
+}
+
 /// A claim that a Pod owns.
 fn owned(name: &str, pod: &str, uid: &str) -> LockClaim {
     let claim = json!({
@@ -268,7 +272,7 @@ fn nobody_is_dead_before_the_watch_has_listed_everything() {
     pods.listed(&watch(), key("other"), "u9".to_owned());
     assert_eq!(pods.fate(&key("web"), "u1"), Fate::There);
     assert!(!pods.is_dead(&claim));
-    assert!(pods.wants([&claim], NOW).is_empty());
+    assert!(pods.wants(&key("l"), [&claim], NOW).is_empty());
     pods.list_ends(&watch());
     assert_eq!(pods.fate(&key("web"), "u1"), Fate::Unknown);
     assert!(!pods.is_dead(&claim), "the watch of claims may be ahead");
@@ -292,7 +296,7 @@ fn a_pod_that_was_shown_and_is_not_any_more_is_gone() {
                 pods.list_ends(&watch())
             }
         };
-        assert_eq!(concerned, [key("a")], "{how}");
+        assert_eq!(concerned, [of_claim("a")], "{how}");
         assert!(pods.is_dead(&claim), "{how}");
         // A late event of the old object does not bring it back.
         pods.changed(&watch(), &key("web"), "u1");
@@ -311,7 +315,7 @@ fn a_pod_that_no_watch_shows_is_dead_once_a_read_says_so() {
     for claim in &claims {
         pods.claim_seen(claim);
     }
-    let wanted = pods.wants(&claims, NOW);
+    let wanted = pods.wants(&key("l"), &claims, NOW);
     assert_eq!(
         wanted.keys().cloned().collect::<Vec<_>>(),
         [key("db"), key("web")]
@@ -327,11 +331,11 @@ fn a_pod_that_no_watch_shows_is_dead_once_a_read_says_so() {
         [true, false, true]
     );
     assert!(
-        pods.wants(&claims, NOW).is_empty(),
+        pods.wants(&key("l"), &claims, NOW).is_empty(),
         "it is not asked for all the time"
     );
     assert_eq!(pods.asks_again(&claims), Some(NOW + ASK_AGAIN));
-    assert_eq!(pods.wants(&claims, NOW + ASK_AGAIN).len(), 1);
+    assert_eq!(pods.wants(&key("l"), &claims, NOW + ASK_AGAIN).len(), 1);
     assert_eq!(pods.changed(&watch(), &key("web"), "u2").len(), 2);
     assert_eq!(pods.asks_again(&claims), None);
 }
@@ -350,7 +354,7 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
         &json!({"phase": "Running"}),
     );
     let read = |pods: &mut Pods, found: Option<&Pod>| {
-        for (key, uids) in pods.wants([&claim], NOW) {
+        for (key, uids) in pods.wants(&key("l"), [&claim], NOW) {
             pods.read(&key, uids, found, NOW);
         }
     };
@@ -361,13 +365,13 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
         ended,
     };
     assert_eq!(pods.of_hold(&claim), Some(&shown(Some("u"), false)));
-    assert!(pods.wants([&claim], NOW).is_empty());
-    assert_eq!(pods.wants([&claim], NOW + READ_AGAIN).len(), 1);
+    assert!(pods.wants(&key("l"), [&claim], NOW).is_empty());
+    assert_eq!(pods.wants(&key("l"), [&claim], NOW + READ_AGAIN).len(), 1);
     read(&mut pods, Some(&lives));
 
     // It changes while it is read: the answer is stale.
-    assert_eq!(pods.changed(&watch(), &key("web"), "u"), [key("a")]);
-    let wanted = pods.wants([&claim], NOW);
+    assert_eq!(pods.changed(&watch(), &key("web"), "u"), [of_claim("a")]);
+    let wanted = pods.wants(&key("l"), [&claim], NOW);
     pods.changed(&watch(), &key("web"), "u");
     for (key, uids) in wanted {
         pods.read(&key, uids, Some(&lives), NOW);
@@ -375,7 +379,7 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
     assert_eq!(pods.of_hold(&claim), None);
     read(&mut pods, Some(&ended));
     assert_eq!(pods.of_hold(&claim), Some(&shown(Some("u"), true)));
-    assert_eq!(pods.gone(&watch(), &key("web"), "u"), [key("a")]);
+    assert_eq!(pods.gone(&watch(), &key("web"), "u"), [of_claim("a")]);
     read(&mut pods, None);
     assert_eq!(pods.of_hold(&claim), Some(&shown(None, false)));
 
@@ -384,4 +388,30 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
         pods.named.is_empty(),
         "nothing is kept of Pods that nobody names"
     );
+}
+
+#[test]
+fn the_pod_of_a_holder_is_read_only_once_it_has_changed() {
+    let mut pods = with_pods(&[("web", "u")]);
+    let lock = key("l");
+    pods.follow(&lock, [key("web")].into());
+    assert!(
+        pods.wants(&lock, [], NOW).is_empty(),
+        "most grants end otherwise"
+    );
+    let concerned = pods.changed(&watch(), &key("web"), "u");
+    assert_eq!(concerned, [Namer::Lock(lock.clone())]);
+    for (key, uids) in pods.wants(&lock, [], NOW) {
+        let spec = json!({"restartPolicy": "Never", "containers": [{"name": "a"}]});
+        let status = json!({"phase": "Failed", "containerStatuses": [exited("a", 137)]});
+        pods.read(&key, uids, Some(&pod(&spec, &status)), NOW);
+    }
+    let ended = PodSight {
+        uid: Some("u".to_owned()),
+        ended: true,
+    };
+    assert_eq!(pods.sight(&key("web")), Some((&ended, NOW)));
+    assert!(pods.wants(&lock, [], NOW).is_empty());
+    pods.follow(&lock, BTreeSet::new());
+    assert!(pods.named.is_empty() && pods.of_grants.is_empty());
 }
