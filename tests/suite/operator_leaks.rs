@@ -169,7 +169,7 @@ async fn slots_do_not_leak_whatever_is_deleted_in_whatever_order() {
         }
         let mut before = semaphore.all_held(&[]).await;
         let mut history = vec![];
-        for _ in 0..if long() { 1000 } else { 12 } {
+        for _ in 0..if long() { 1000 } else { 8 } {
             let mut acts = vec![
                 Act::EndAHold,
                 Act::EndAHold,
