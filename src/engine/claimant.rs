@@ -44,6 +44,9 @@ pub struct Claimant {
     next_counts: Option<(ClaimRef, bool)>,
     listed: Option<Listed>,
     takeable: Option<Takeable>,
+    /// Whom it named itself in place of. Who is put back to that one does not go before it again: whoever did that has a
+    /// reason, and the two would write for ever.
+    went_before: Option<ClaimRef>,
     /// The take that was sent, of which slot, and whose outcome is not settled.
     pending: Option<(u32, Take)>,
     /// Whether an attempt of that take was never answered, so that it may still be applied.
@@ -100,6 +103,7 @@ impl Claimant {
             next_counts: None,
             listed: None,
             takeable: None,
+            went_before: None,
             pending: None,
             may_land: false,
             looking: None,
@@ -286,6 +290,9 @@ impl Claimant {
                 Some(held)
             }
             (Write::Name(_) | Write::PassOver(_), Answer::Applied(record)) => {
+                if self.claim.is_some() && record.next == self.claim {
+                    self.went_before = self.lease(0).and_then(|lease| lease.next.clone());
+                }
                 // A guarded write of its own that changed annotations only: nothing was missed in between.
                 self.lease_seen(0, Some(record), Seen::Watched, now);
                 None

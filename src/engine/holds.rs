@@ -258,11 +258,10 @@ pub fn keep(
     };
     let grant = shown_grant(slot, claimed);
     let in_view = matches!(holder, Holder::InView(_));
-    if !in_view
-        && grant
-            .as_ref()
-            .is_none_or(|grant| grant.hold == Hold::Heartbeat)
-    {
+    let hold = grant
+        .as_ref()
+        .map_or_else(|| hold_shown(slot), |grant| Some(grant.hold));
+    if !in_view && hold.is_none_or(|hold| hold == Hold::Heartbeat) {
         return None;
     }
     let uid = lease.holder_uid()?;
@@ -432,10 +431,10 @@ fn shown_grant(slot: &SlotSight<'_>, claimed: Option<i64>) -> Option<Grant> {
     if let Some(grant) = lease.current_grant() {
         return Some(grant.clone());
     }
+    let hold = hold_shown(slot).filter(|hold| *hold != Hold::Heartbeat)?;
     let status = lock.slot.as_ref()?;
-    let hold = status.hold.filter(|hold| *hold != Hold::Heartbeat)?;
     let is_its_token = claimed.map_or(status.token >= slot.remembered, |own| own == status.token);
-    (status.holder == lease.spec.holder && is_its_token).then_some(())?;
+    is_its_token.then_some(())?;
     Some(Grant {
         uid: lease.uid.clone(),
         transitions: lease.spec.transitions,
@@ -444,6 +443,14 @@ fn shown_grant(slot: &SlotSight<'_>, claimed: Option<i64>) -> Option<Grant> {
         pod: status.pod.clone(),
         holder: lease.spec.holder.clone(),
     })
+}
+
+/// How the holder keeps it, as status shows.
+fn hold_shown(slot: &SlotSight<'_>) -> Option<Hold> {
+    let status = slot.lock.slot.as_ref()?;
+    status
+        .hold
+        .filter(|_| status.holder == slot.lease.spec.holder)
 }
 
 /// What the operator does for the claim whose turn it is, if `claim` tells that it keeps the hold of that one, and some

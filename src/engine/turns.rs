@@ -23,6 +23,9 @@ pub struct Turns {
     named: Option<(Moment, Option<ClaimRef>)>,
     /// Whether it has not yet put the first claim first since it began to lead.
     begins_to_lead: bool,
+    /// The dead claim from which `next` was taken away with nobody to name instead. If it is named again, somebody lives
+    /// who names it, and the two would write for ever.
+    taken_from: Option<ClaimRef>,
     /// Claims that were passed over in favour of a lower one while the same slots could be taken: their rank does not
     /// bring them back at once, or the two would be named in turn for ever.
     passed_over: BTreeSet<ClaimRef>,
@@ -86,7 +89,11 @@ impl Turns {
         }
         let named = queue.claims().iter().find(|claim| claim.claim == *next);
         if named.is_some_and(|claim| claim.dead) {
-            return name(lease, queue.after(next));
+            let after = queue.after(next);
+            if after.is_some() || self.taken_from.as_ref() != Some(next) {
+                self.taken_from = after.is_none().then(|| next.clone());
+                return name(lease, after);
+            }
         }
         if let Some(higher) = self.highest(queue).filter(|who| queue.outranks(who, next)) {
             return name(lease, Some(higher));

@@ -61,7 +61,7 @@ pub fn claim(name: &str) -> ClaimRef {
 
 pub fn claim_view(name: &str, at: usize) -> ClaimView {
     let dead = name.ends_with('!');
-    let fixed = name.ends_with('*');
+    let fixed = name.contains('*');
     ClaimView {
         claim: claim(name.trim_end_matches(['!', '*'])),
         ticket: 10 + u64::try_from(at).unwrap(),

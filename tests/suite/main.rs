@@ -28,6 +28,7 @@ mod docs;
 #[cfg(target_os = "linux")]
 mod docs_cases;
 mod docs_manifests;
+mod engine_duel;
 mod engine_keepers;
 mod engine_rules;
 mod engine_slots;

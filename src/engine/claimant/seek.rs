@@ -166,8 +166,10 @@ impl Claimant {
 
     /// Where priority counts, the highest claim names itself.
     fn goes_before(&self, claim: &ClaimRef, named: &ClaimRef) -> bool {
-        self.queue()
-            .is_some_and(|queue| queue.first() == Some(claim) && queue.outranks(claim, named))
+        self.went_before.as_ref() != Some(named)
+            && self
+                .queue()
+                .is_some_and(|queue| queue.first() == Some(claim) && queue.outranks(claim, named))
     }
 
     /// k places behind, after k times two seconds, by a list made right before the write, and by a look at every slot.
