@@ -200,9 +200,7 @@ impl Seeker {
                 break Err(self.unsettled());
             }
             // Nothing of it is left in the cluster: nothing to read or write for.
-            let nothing_left = self.claimant.claim().is_none()
-                && !self.claimant.is_unsettled()
-                && self.making.is_none();
+            let nothing_left = self.has_left();
             if self.ending.is_some()
                 && let Some(name) = self.making.clone()
             {
@@ -245,12 +243,9 @@ impl Seeker {
                     }
                 }
                 Step::Granted(slot, held) => break Ok((slot, held)),
-                Step::Over(error) => match self.claimant.claim() {
-                    // Leave the queue before saying so.
-                    Some(_) => self.stop(Ending::With(error)),
-                    None if self.claimant.is_unsettled() => self.stop(Ending::With(error)),
-                    None => break Err(error),
-                },
+                // Leave the queue, and settle what was sent, before saying so.
+                Step::Over(error) if !self.has_left() => self.stop(Ending::With(error)),
+                Step::Over(error) => break Err(error),
                 Step::Gone => match self.ending.take() {
                     Some((Ending::With(error), _)) => break Err(error),
                     Some((Ending::CallerGone, _)) | None => return,
@@ -272,6 +267,11 @@ impl Seeker {
                 }
             },
         }
+    }
+
+    /// Whether nothing of it is in the cluster, nor may come to be.
+    fn has_left(&self) -> bool {
+        self.claimant.claim().is_none() && !self.claimant.is_unsettled() && self.making.is_none()
     }
 
     fn stop(&mut self, ending: Ending) {

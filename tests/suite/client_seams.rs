@@ -139,6 +139,26 @@ async fn a_claim_whose_answer_is_lost_does_not_stay_behind() {
     bench.finish().await;
 }
 
+/// The same, and before it is settled the lock can be had without a claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_answer_is_lost_goes_also_when_the_lock_is_had_without_it() {
+    let bench = Bench::new().await;
+    bench.opened("needless", 2).await;
+    let holder = bench.library().await.lock("needless").claimant("holder");
+    let holder = holder.acquire().await.unwrap();
+    let proxy = Proxy::new(&bench).await;
+    proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
+    proxy.always("get", "lockclaims", Fault::Refuse(503));
+    let waiter = tokio::spawn(proxy.locks().lock("needless").claimant("waiter").acquire());
+    bench.until_waiting(1).await;
+    holder.release().await.unwrap();
+    let guard = within(BUSY, "it has the lock", waiter).await.unwrap();
+    proxy.heal();
+    bench.until_waiting(0).await;
+    guard.unwrap().release().await.unwrap();
+    bench.finish().await;
+}
+
 /// A waiter behind a holder, both of `lock`, whose calls pass `proxy` and whose watch is open.
 async fn waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Guard, Waiter) {
     bench.opened(lock, 5).await;

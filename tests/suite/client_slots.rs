@@ -38,6 +38,12 @@ async fn never_more_hold_than_there_are_slots_and_all_are_served() {
         tokio::spawn(async move {
             let guard = hold(&locks, "three", &format!("job-{number}")).await;
             most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let all_used = async {
+                while most.load(Ordering::SeqCst) < 3 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            within(BUSY, "all slots are used at once", all_used).await;
             tokio::time::sleep(Duration::from_millis(150)).await;
             inside.fetch_sub(1, Ordering::SeqCst);
             let grant = (guard.slot(), guard.token().get());
@@ -53,7 +59,7 @@ async fn never_more_hold_than_there_are_slots_and_all_are_served() {
     assert_eq!(
         most.load(Ordering::SeqCst),
         3,
-        "all slots are used, and no more"
+        "no more hold than there are slots"
     );
     for slot in 0..3 {
         let mut tokens: Vec<_> = grants.iter().filter(|grant| grant.0 == slot).collect();

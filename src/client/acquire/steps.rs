@@ -244,10 +244,18 @@ impl Seeker {
         })
     }
 
-    /// The claim has been served: it is deleted, then `next` is moved on where the take has not done so.
+    /// The claim has been served: it is deleted, then `next` is moved on where the take has not done so. A claim whose
+    /// creation is not settled, and which a direct take made needless, is looked for and deleted too.
     fn leave_queue(&self) -> Option<JoinHandle<()>> {
-        let claim = self.claimant.claim().cloned()?;
         let (claims, progress) = (self.claims.clone(), self.request.progress.clone());
+        let Some(claim) = self.claimant.claim().cloned() else {
+            let name = self.making.clone()?;
+            return Some(tokio::spawn(async move {
+                if let Some(claim) = find_made(&claims, &name).await {
+                    delete_served(&claims, &claim, progress).await;
+                }
+            }));
+        };
         let (leases, name) = (self.leases.clone(), self.lease_name(0));
         let served = self.claimant.served();
         Some(tokio::spawn(async move {
@@ -258,6 +266,18 @@ impl Seeker {
             }
         }))
     }
+}
+
+/// What a create that was not answered made, if anything.
+async fn find_made(claims: &ClaimStore, name: &str) -> Option<ClaimRef> {
+    for attempt in 0..5 {
+        match claims.find(name, CALL_LIMIT).await {
+            Ok(found) => return found,
+            Err(error) => tracing::debug!(%error, "whether a claim was made is not known yet"),
+        }
+        tokio::time::sleep(backoff(attempt)).await;
+    }
+    None
 }
 
 async fn delete_served(claims: &ClaimStore, claim: &ClaimRef, progress: Option<Listener>) {
