@@ -35,6 +35,17 @@ pub enum WriteError {
     Store(#[from] StoreError),
 }
 
+impl WriteError {
+    /// Whether the server was there and refused: then other calls may well be answered.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Store(StoreError::Forbidden { .. } | StoreError::Refused { .. })
+        )
+    }
+}
+
 /// How a guarded write of an object other than a Lease ended.
 #[derive(Debug)]
 pub enum Written<K> {

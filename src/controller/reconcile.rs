@@ -18,12 +18,14 @@ use super::status::Trouble;
 use crate::api::DistributedLock;
 use crate::engine::{ClaimRef, LeaseRecord, Moment, OperatorMove, OperatorWrite, Seen, SpecRecord};
 use crate::lease::view::waits;
-use crate::lease::{FoundLease, NewLease, Put, StoreError};
+use crate::lease::{FoundLease, NewLease, Put};
 
 /// The most rounds of one look. A look takes a handful; whoever comes here has met somebody who writes as fast.
 const ROUNDS: usize = 16;
 /// Among the failures of a look, by slot: that of a move of the queue.
 const THE_QUEUE: i32 = -1;
+/// That of a read of Pods, or of a claim: whoever needs it waits, the others do not.
+const THE_READS: i32 = -2;
 
 /// Looks at locks, for the leader.
 pub struct Reconciler {
@@ -55,10 +57,7 @@ impl Look {
     /// A server that can't be reached, or a lead that is over, ends the look; a refusal only that of the slot.
     fn note(&mut self, slot: i32, done: Result<(), WriteError>) -> Result<(), WriteError> {
         match done {
-            Err(
-                error
-                @ WriteError::Store(StoreError::Forbidden { .. } | StoreError::Refused { .. }),
-            ) => {
+            Err(error) if error.is_refusal() => {
                 self.failed.insert(slot, error);
                 Ok(())
             }
@@ -107,9 +106,11 @@ impl Reconciler {
             return Ok(None);
         }
         self.read_on_slow_beat(key, &lock).await?;
-        self.read_kept_claims(key).await?;
-        let pods = self.read_pods(key).await?;
         let mut so_far = Look::default();
+        so_far.note(THE_READS, self.read_kept_claims(key).await)?;
+        let pods = self.read_pods(key).await;
+        let reads = pods.as_ref().copied().unwrap_or_default();
+        so_far.note(THE_READS, pods.map(drop))?;
         for _ in 0..ROUNDS {
             if let Some(until) = self.round(key, &mut so_far).await? {
                 let again = self.mirror(key, &so_far.troubles).await?;
@@ -120,7 +121,7 @@ impl Reconciler {
                         until,
                         again,
                         claims,
-                        pods,
+                        reads,
                         Some(self.beat(key, &lock)),
                     ])),
                 };

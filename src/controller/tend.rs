@@ -55,41 +55,63 @@ impl Reconciler {
         let now = self.shared.now();
         let micros = |after: i64| Duration::from_micros(u64::try_from(after).unwrap_or(0));
         let mut again = after.map(|after| now + micros(after));
-        for (written, action) in actions.into_iter().enumerate() {
-            if written >= CLAIM_WRITES {
-                return Ok(Some(now));
+        let (mut written, mut refused) = (0, None);
+        for action in actions {
+            match self.carry_out(key, action, now).await {
+                Ok((wrote, at)) => {
+                    again = earliest([again, at]);
+                    written += usize::from(wrote);
+                }
+                // One claim about which the server refuses all stops no other.
+                Err(error) if error.is_refusal() => refused = Some(error),
+                Err(error) => return Err(error),
             }
-            match action {
-                ClaimAction::Status(claim, status) => {
-                    let mut claim = (*claim).clone();
-                    claim.status = Some(*status);
-                    if let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? {
-                        // What follows from a final phase (its ttl) is planned from the claim as it is now.
-                        if claim.phase().is_final() {
-                            again = earliest([again, Some(now)]);
-                        }
-                        self.shared.index().claim_seen(*claim, Source::Read);
-                    }
-                }
-                ClaimAction::Delete(claim) => {
-                    let Some(uid) = claim.uid() else { continue };
-                    let since =
-                        self.remember(key, |memory| *memory.over.entry(uid.clone()).or_insert(now));
-                    let due = if claim.phase().is_final() {
-                        now
-                    } else {
-                        since + COLLECT_AFTER
-                    };
-                    if due <= now {
-                        self.writer.delete_claim(&Key::of(&*claim), &uid).await?;
-                        self.remember(key, |memory| memory.over.remove(&uid));
-                    } else {
-                        again = earliest([again, Some(due)]);
-                    }
-                }
+            if written >= CLAIM_WRITES {
+                again = Some(now);
+                break;
             }
         }
-        Ok(again)
+        refused.map_or(Ok(again), Err)
+    }
+
+    /// Whether it wrote, and when to look again.
+    async fn carry_out(
+        &self,
+        key: &Key,
+        action: ClaimAction,
+        now: Moment,
+    ) -> Result<(bool, Option<Moment>), WriteError> {
+        match action {
+            ClaimAction::Status(claim, status) => {
+                let mut claim = (*claim).clone();
+                claim.status = Some(*status);
+                let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? else {
+                    return Ok((true, None));
+                };
+                // What follows from a final phase (its ttl) is planned from the claim as it is now.
+                let again = claim.phase().is_final().then_some(now);
+                self.shared.index().claim_seen(*claim, Source::Read);
+                Ok((true, again))
+            }
+            ClaimAction::Delete(claim) => {
+                let Some(uid) = claim.uid() else {
+                    return Ok((false, None));
+                };
+                let since =
+                    self.remember(key, |memory| *memory.over.entry(uid.clone()).or_insert(now));
+                let due = if claim.phase().is_final() {
+                    now
+                } else {
+                    since + COLLECT_AFTER
+                };
+                if due > now {
+                    return Ok((false, Some(due)));
+                }
+                self.writer.delete_claim(&Key::of(&*claim), &uid).await?;
+                self.remember(key, |memory| memory.over.remove(&uid));
+                Ok((true, None))
+            }
+        }
     }
 
     /// Reads the Pods that must be known before claims and grants of this lock can be judged; says when to look again for

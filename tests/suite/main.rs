@@ -58,6 +58,8 @@ mod operator_limits;
 mod operator_mirror;
 #[cfg(target_os = "linux")]
 mod operator_pods;
+#[cfg(target_os = "linux")]
+mod operator_refused;
 #[cfg(feature = "cli")]
 mod operator_rig;
 #[cfg(target_os = "linux")]

@@ -63,6 +63,8 @@ pub enum Fault {
 pub struct Rule {
     verb: &'static str,
     resource: &'static str,
+    /// The object; `None` for any.
+    name: Option<&'static str>,
     fault: Fault,
     left: usize,
 }
@@ -153,18 +155,39 @@ impl Proxy {
 
     /// From now on, `times` calls of this verb on this resource get this fault; `*` is any.
     pub fn fault(&self, verb: &'static str, resource: &'static str, times: usize, fault: Fault) {
-        let rule = Rule {
+        self.rule(Rule {
             verb,
             resource,
+            name: None,
             fault,
             left: times,
-        };
+        });
+    }
+
+    fn rule(&self, rule: Rule) {
         self.state.rules.lock().unwrap().push(rule);
     }
 
     /// Every call of this verb on this resource gets this fault.
     pub fn always(&self, verb: &'static str, resource: &'static str, fault: Fault) {
         self.fault(verb, resource, usize::MAX, fault);
+    }
+
+    /// The same, of one object only.
+    pub fn always_of(
+        &self,
+        verb: &'static str,
+        resource: &'static str,
+        name: &'static str,
+        fault: Fault,
+    ) {
+        self.rule(Rule {
+            verb,
+            resource,
+            name: Some(name),
+            fault,
+            left: usize::MAX,
+        });
     }
 
     /// No more faults.
@@ -349,13 +372,14 @@ async fn answer(
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let (verb, resource, name) = what(&parts.method, &parts.uri);
     let sent = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let index = state.note(verb, &resource, name, sent);
+    let index = state.note(verb, &resource, name.clone(), sent);
     let fault = {
         let mut rules = state.rules.lock().unwrap();
         let rule = rules.iter_mut().find(|rule| {
             rule.left > 0
                 && (rule.verb == "*" || rule.verb == verb)
                 && (rule.resource == "*" || rule.resource == resource)
+                && rule.name.is_none_or(|only| only == name)
         });
         rule.map(|rule| {
             rule.left -= 1;

@@ -49,12 +49,16 @@ impl Health {
         Ok(())
     }
 
-    /// The locks are held, until their deadlines as they are now.
+    /// The locks are held, until their deadlines as they are now. One that was lost in this moment is not passed over:
+    /// whoever is about to hear of it says so.
     pub(super) fn held(&self, guards: &Guards) {
         let deadlines = guards.iter().map(Guard::deadlines);
         let facts = Facts::of(guards).into_iter().zip(deadlines);
-        let held = facts.filter_map(|(facts, at)| Some((facts, at?.renew)));
-        self.set(Standing::Held(held.collect()));
+        let held: Option<_> = facts.map(|(facts, at)| Some((facts, at?.renew))).collect();
+        self.set(held.map_or_else(
+            || Standing::NotHeld("a lock was lost".to_owned()),
+            Standing::Held,
+        ));
     }
 
     /// They are not held, or not all, and why.
