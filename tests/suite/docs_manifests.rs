@@ -5,13 +5,13 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::Value;
 
-use super::docs::{documents, examples, read};
+use super::docs::{documents, examples, is_kind, read};
 use super::server;
 
 /// Objects of our group in a text: between the fences of a page, or in shell's here-documents, or the whole file.
 fn objects(path: &str) -> Vec<Value> {
     let text = read(path);
-    let blocks: Vec<&str> = if path.ends_with(".yaml") {
+    let blocks: Vec<&str> = if is_kind(path, "yaml") {
         vec![&text]
     } else {
         let fenced = text.split("```yaml\n").skip(1);

@@ -222,7 +222,8 @@ async fn deleting_a_claim_gives_the_lock_back_at_once() {
 
 #[tokio::test]
 async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
-    in_place(async |place| {
+    // Boxed, for it is long.
+    Box::pin(in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
         claim(&place, "first", with_pod("web", None)).await;
@@ -281,7 +282,7 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
         is_in(&place, "new", ClaimPhase::Released).await;
         let took = free_after(&place, began).await;
         assert!(took < Duration::from_secs(3), "after {took:?}");
-    })
+    }))
     .await;
 }
 
