@@ -631,3 +631,34 @@ fn a_heartbeat_grant_ends_with_its_pod_where_the_kubelet_says_so() {
     let foreign = sight(&lock, &taken_over, HELD);
     assert_eq!(ask(&foreign, seen("p1", true), NOW), None);
 }
+
+#[test]
+fn under_hold_time_does_not_end_a_fixed_hold_and_the_lock_delay_is_waited_for() {
+    use crate::engine::{Observation, OnHolderLost};
+    let delayed = LockView {
+        lock_delay_seconds: 5,
+        ..lock()
+    };
+    let lease = taken(&delayed, Wish::Fixed { seconds: 600 });
+    let seen = Observation::first(&lease, NOW);
+    let stands = |lock: &LockView, seconds| {
+        let now = NOW + Duration::from_secs(seconds);
+        crate::engine::standing::standing(lock, &lease, &seen, now)
+    };
+    assert!(matches!(stands(&delayed, 604), Standing::Held { .. }));
+    assert_eq!(stands(&delayed, 605), Standing::Expired);
+    let hold = LockView {
+        on_holder_lost: OnHolderLost::Hold,
+        ..lock()
+    };
+    assert_eq!(stands(&hold, 100_000), Standing::HeldWithoutEnd);
+    let shown = claim(Wish::Fixed { seconds: 600 }, granted(&lease, Some(600)));
+    let slot = sight(&hold, &lease, Standing::HeldWithoutEnd);
+    let todo = keep(&slot, Holder::InView(&shown), "op", NOW, 9);
+    assert_eq!(todo, Some(wait(None)));
+    // Its claim, or a revoke, ends it all the same.
+    assert_eq!(
+        end_of(keep(&slot, Holder::Gone, "op", NOW, 9)).1,
+        EndKind::Released
+    );
+}
