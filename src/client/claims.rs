@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::core::{DeserializeGuard, ObjectMeta};
 
-use crate::api::names::LABEL_LOCK;
-use crate::api::{ClaimPhase, Hold, HoldType, LockClaim, LockClaimSpec};
+use crate::api::names::{CONDITION_GRANTED, LABEL_LOCK};
+use crate::api::{ClaimPhase, Hold, HoldType, LockClaim, LockClaimSpec, find_condition};
 use crate::engine::{ClaimRef, ClaimView, PodRef};
 use crate::lease::store::{Access, CLAIMS, StoreError};
 use crate::lease::view::{claim_ref, claim_view, waits};
@@ -160,16 +160,9 @@ impl ClaimStore {
         let status = found.status.clone().unwrap_or_default();
         match status.phase {
             Some(ClaimPhase::Rejected) => {
-                let words = status
-                    .conditions
-                    .iter()
-                    .map(|condition| condition.message.as_str());
-                Ok(OwnClaim::Rejected(
-                    words
-                        .filter(|words| !words.is_empty())
-                        .collect::<Vec<_>>()
-                        .join("; "),
-                ))
+                let granted = find_condition(&status.conditions, CONDITION_GRANTED);
+                let words = granted.map_or("the operator did not say why", |it| &it.message);
+                Ok(OwnClaim::Rejected(words.to_owned()))
             }
             _ if waits(&found) => Ok(OwnClaim::Waits),
             _ => Ok(OwnClaim::Gone),

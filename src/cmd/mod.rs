@@ -4,6 +4,7 @@
 //! stderr.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,6 +56,12 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is no duration: write it like 90s, 5m or 1h30m");
     let duration: SignedDuration = text.parse().map_err(|_| bad())?;
     Duration::try_from(duration).map_err(|_| bad())
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("{text:?} is no address: write IP and port, like 127.0.0.1:9090, or 0.0.0.0:9090 for all")
+    })
 }
 
 /// Logs to stderr, filtered by `RUST_LOG`, else by `default`.

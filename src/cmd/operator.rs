@@ -10,7 +10,7 @@ use leasehold::leader::LeaderTimes;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{parse_duration, say};
+use super::{parse_address, parse_duration, say};
 
 /// Run one replica of the operator: it makes the Leases of locks, ends silent holders, keeps queues in order, revokes,
 /// mirrors status, and tends claims. Several may run; one leads.
@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     identity: Option<String>,
     /// Where /livez, /readyz and /metrics are served
-    #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
+    #[arg(long, default_value = "0.0.0.0:8080", value_parser = parse_address, value_name = "ADDRESS")]
     http_addr: SocketAddr,
     /// How the log is written, to stderr; `RUST_LOG` filters it
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use self::health::Health;
 use self::held::Held;
-use super::{init_tracing, parse_duration, say};
+use super::{init_tracing, parse_address, parse_duration, say};
 
 mod asking;
 mod facts;
@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     kill_grace: Option<Duration>,
     /// Where to answer /livez (200 while this process runs) and /heldz (200 while all locks are held, else 503)
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     health_addr: Option<SocketAddr>,
     /// Exit code for "busy", "not in time" and "too many wait"
     #[arg(long, value_name = "CODE", default_value_t = 75)]

@@ -217,7 +217,9 @@ fn why(claim: &LockClaim, phase: ClaimPhase, all: &Claims<'_>) -> (&'static str,
     match phase {
         ClaimPhase::Rejected => (
             names::REASON_QUEUE_FULL,
-            format!("the queue of lock {lock} has its maxWaiters"),
+            format!(
+                "as many wait for lock {lock} as its queue.maxWaiters allows: try again later, or raise it"
+            ),
         ),
         ClaimPhase::TimedOut => (
             names::REASON_TIMED_OUT,

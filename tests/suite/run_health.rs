@@ -2,7 +2,10 @@
 
 use std::net::TcpListener;
 
-use kube::api::ListParams;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ListParams, PostParams};
+use leasehold::api::{ClaimPhase, names};
 use leasehold::supervise::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -93,9 +96,10 @@ async fn an_address_that_is_taken_or_none_ends_it_before_anything_is_taken() {
     bench.opened("a", 15).await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
-    for address in [&taken, "nonsense"] {
+    let taken = (taken.as_str(), "chooses another");
+    for (address, advice) in [taken, ("localhost:9090", "write IP and port")] {
         let run = bench.run("a").option("--health-addr", address);
-        run.ends().await.assert(2, &["--health-addr"]);
+        run.ends().await.assert(2, &["--health-addr", advice]);
     }
     assert_eq!(bench.lease("a").await.last_token(), 0, "nothing was taken");
     bench.finish().await;
@@ -117,5 +121,40 @@ async fn a_claim_is_made_with_the_priority_that_was_asked_for() {
     asked.withdraw().await;
     holder.release().await.unwrap();
     run.ends(BUSY).await.assert(0, &[]);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_refused_ends_it_with_the_words_of_the_operator_once() {
+    let bench = Bench::new().await;
+    bench.opened("a", 5).await;
+    let holder = bench.library().await.lock("a").acquire().await.unwrap();
+    let run = bench.run("a").start();
+    bench.until_waiting(1).await;
+    let claims = bench.claims().list(&ListParams::default()).await.unwrap();
+    let mut claim = claims.items.into_iter().next().expect("its claim");
+    let now = Time(Timestamp::UNIX_EPOCH);
+    claim.status.get_or_insert_default().set_phase(
+        ClaimPhase::Rejected,
+        names::REASON_QUEUE_FULL,
+        "too many wait",
+        claim.metadata.generation,
+        &now,
+    );
+    let name = claim.metadata.name.clone().expect("a name");
+    bench
+        .claims()
+        .replace_status(&name, &PostParams::default(), &claim)
+        .await
+        .expect("it is refused");
+    let ended = run.ends(BUSY).await;
+    ended.assert(75, &["was refused: too many wait"]);
+    assert_eq!(
+        ended.stderr.matches("too many wait").count(),
+        1,
+        "{ended:?}"
+    );
+    assert_eq!(bench.waiting().await, 0, "the queue was left");
+    holder.release().await.unwrap();
     bench.finish().await;
 }

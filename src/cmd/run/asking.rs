@@ -157,6 +157,10 @@ async fn not_had(args: &Args, locks: &Locks, lock: &str, error: &AcquireError) -
         AcquireError::Busy(_) => (args.busy_exit_code, "Busy"),
         AcquireError::TimedOut(_) => (args.busy_exit_code, "TimedOut"),
         AcquireError::Rejected { .. } => (args.busy_exit_code, "Rejected"),
+        AcquireError::NoSuchLock { .. } if args.wait_for_lock => {
+            words.push_str(": nobody made it in time");
+            (EXIT_UNAVAILABLE, "NoSuchLock")
+        }
         AcquireError::NoSuchLock { lock, namespace } => {
             words = format!("{words}{}", advice(locks, lock, namespace).await);
             (EXIT_UNAVAILABLE, "NoSuchLock")
