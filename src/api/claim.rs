@@ -253,7 +253,7 @@ impl LockClaimStatus {
         let stalled = if over {
             (reason, message)
         } else {
-            (REASON_OK, "nothing needs a person")
+            (REASON_OK, "nothing hinders the operator")
         };
         for (type_, status, (reason, message)) in [
             (CONDITION_READY, ready, (reason, message)),

@@ -174,7 +174,7 @@ impl Reconciler {
                         warning: entry.reason != EndReason::Ended,
                         action: "End",
                         note: format!(
-                            "the grant of {what} to {}{} ended{}",
+                            "the grant of {what} to {}{}, ended{}",
                             short(&entry.holder_identity),
                             with_token(entry.fencing_token),
                             why.map_or_else(String::new, |why| format!(": {why}"))

@@ -22,6 +22,8 @@ pub struct WaitReport {
     pub since: Option<Timestamp>,
     /// The holder's token.
     pub token: Option<i64>,
+    /// Whether the lock stays locked after a holder that is lost (`onHolderLost: Hold`).
+    pub stays_locked: bool,
     /// Whose turn it is, by the claim's name.
     pub next: Option<String>,
     /// One's own place in the queue, about.
@@ -36,27 +38,22 @@ impl fmt::Display for WaitReport {
             Some(Waiting::NoLease) => f.write_str("its lease is not made yet: is the operator running?")?,
             Some(Waiting::NotReady) => f.write_str("the operator has not opened it yet")?,
             Some(Waiting::Conflict) => {
-                f.write_str("its lease belongs to somebody else (LeaseConflict): see the lock's conditions")?;
+                write!(
+                    f,
+                    "its lease is another's, or not shared with it: `kubectl describe dlock {}` says what to do",
+                    self.lock
+                )?;
             }
             Some(Waiting::Missing) => f.write_str(
                 "its lease was deleted while perhaps held: nobody takes it before what that hides has ended",
             )?,
             Some(Waiting::Holder | Waiting::Turn) | None => match &self.holder {
-                Some(holder) => write!(f, "held by {holder}")?,
+                Some(holder) => self.tell_holder(holder, f)?,
                 None if self.why.is_none() && self.next.is_none() => {
                     f.write_str("there was no time to look at it")?;
                 }
                 None => f.write_str("free, but it is another's turn")?,
             },
-        }
-        if let (Some(since), Some(_)) = (self.since, &self.holder) {
-            write!(f, " since {since:.0}")?;
-        }
-        if self.slots > 1 && self.holder.is_some() {
-            write!(f, " (slot 0 of {})", self.slots)?;
-        }
-        if let Some(token) = self.token {
-            write!(f, " with token {token}")?;
         }
         if let Some(left) = self.lease_ends_in {
             write!(
@@ -70,6 +67,25 @@ impl fmt::Display for WaitReport {
         }
         if let Some(place) = self.place {
             write!(f, "; place {place} in the queue")?;
+        }
+        Ok(())
+    }
+}
+
+impl WaitReport {
+    fn tell_holder(&self, holder: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "held by {holder}")?;
+        if let Some(since) = self.since {
+            write!(f, " since {since:.0}")?;
+        }
+        if self.slots > 1 {
+            write!(f, " (slot 0 of {})", self.slots)?;
+        }
+        if let Some(token) = self.token {
+            write!(f, " with token {token}")?;
+        }
+        if self.stays_locked {
+            f.write_str("; should it be lost, a person must free the lock (onHolderLost: Hold)")?;
         }
         Ok(())
     }

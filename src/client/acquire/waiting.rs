@@ -11,7 +11,9 @@ use crate::client::claims::OwnClaim;
 use crate::client::error::AcquireError;
 use crate::client::watch::Sight;
 use crate::client::{Progress, WaitReport};
-use crate::engine::{ClaimRef, LeaseRecord, Moment, Patience, Refusal, Terms, Waiting};
+use crate::engine::{
+    ClaimRef, LeaseRecord, Moment, OnHolderLost, Patience, Refusal, Terms, Waiting,
+};
 use crate::lease::store::{CLAIMS, StoreError};
 
 /// How often somebody who waits hears how things stand.
@@ -276,10 +278,12 @@ impl Seeker {
         let holder = lease
             .map(|lease| lease.spec.holder.clone())
             .filter(|holder| !holder.is_empty());
+        let lock = self.claimant.lock(0);
         WaitReport {
             lock: self.request.name.clone(),
             why,
-            slots: self.claimant.lock(0).map_or(1, |lock| lock.max_holders),
+            slots: lock.map_or(1, |lock| lock.max_holders),
+            stays_locked: lock.is_some_and(|lock| lock.on_holder_lost == OnHolderLost::Hold),
             since: lease
                 .and_then(|lease| lease.spec.acquire_time)
                 .and_then(|micros| Timestamp::from_microsecond(micros).ok()),

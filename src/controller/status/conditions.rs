@@ -48,7 +48,7 @@ pub(super) fn set(status: &mut DistributedLockStatus, sight: &Sight<'_>, holders
         let ready = trouble.is_none();
         let (reason, message) = trouble.unwrap_or((
             names::REASON_READY,
-            "the lock can be taken, and is mirrored here".to_owned(),
+            "the operator has its Lease in order, and shows it here".to_owned(),
         ));
         set(names::CONDITION_READY, ready.into(), reason, &message);
     }
@@ -67,7 +67,7 @@ pub(super) fn set(status: &mut DistributedLockStatus, sight: &Sight<'_>, holders
             names::CONDITION_STALLED,
             ConditionStatus::False,
             names::REASON_OK,
-            "nothing needs a person",
+            "nothing hinders the operator",
         ),
     }
     let (ahead, reason, message) = token_ahead(sight);
@@ -112,7 +112,7 @@ fn lost_words(slot: &SlotSight<'_>) -> Option<String> {
     let lost = format!("{holder} fell silent and onHolderLost is Hold, so {what} stays locked");
     Some(match lease.current_token() {
         Some(token) => format!(
-            "{lost}: once its work has ended for certain, {} frees it",
+            "{lost}: once its work has ended for certain, set spec.{} to free it",
             slot.floor(token.get().saturating_add(1))
         ),
         None => format!(
