@@ -184,8 +184,11 @@ fn slot_entry(sight: &SlotSight<'_>, old: SlotStatus) -> SlotStatus {
     };
     let identity = clip(&lease.spec.holder, MAX_IDENTITY_CHARS);
     let Some(grant) = lease.current_grant() else {
-        // Its annotation was dropped by hand; the holder puts it back.
-        return if old.holder_identity == identity {
+        // Its annotation was dropped by hand; the holder puts it back. Not one of an old copy of the Lease: a later grant
+        // has ended since.
+        let later = sight.ends.iter();
+        let outlived = later.map(|end| end.fencing_token).max() > Some(old.fencing_token);
+        return if old.holder_identity == identity && !outlived {
             old
         } else {
             freed

@@ -312,6 +312,23 @@ fn a_grant_that_came_and_went_unseen_is_told_by_the_lease_it_left() {
 }
 
 #[test]
+fn an_old_copy_of_the_lease_does_not_keep_an_ended_grant_in_view() {
+    let mut world = World::new();
+    for step in [Step::Take, Step::Mirror, Step::Release, Step::Restart] {
+        world.step(0, step);
+    }
+    // A second grant, seen and not mirrored; then the Lease as it was under the first one.
+    for step in [Step::Take, Step::RestoreOld, Step::Mirror] {
+        world.step(0, step);
+    }
+    let status = world.look(false);
+    assert!(status.slots[0].is_free());
+    assert_eq!(status.history.len(), 2, "{:?}", status.history);
+    world.step(0, Step::Take);
+    world.step(0, Step::Mirror);
+}
+
+#[test]
 fn a_semaphore_counts_its_holders_and_names_the_first() {
     let mut world = World::new();
     world.step(1, Step::Take);
