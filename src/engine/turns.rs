@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use super::Moment;
 use super::change;
 use super::claimant::PASS_OVER_AFTER;
+use super::holds::LOOK_AGAIN;
 use super::operator::{Keeper, OperatorMove, OperatorWrite, wait, write};
 use super::queue::Queue;
 use super::record::{ClaimRef, Hold, LeaseRecord};
@@ -19,6 +20,8 @@ use super::standing::Standing;
 pub struct Turns {
     /// What a read of the claim named by `next` showed: whether it counts.
     next_counts: Option<(ClaimRef, bool)>,
+    /// Since when that read says that a claim counts which is not in view.
+    out_of_view: Option<Moment>,
     /// The `next` that was seen while a slot could be taken, and since when.
     named: Option<(Moment, Option<ClaimRef>)>,
     /// Whether it has not yet put the first claim first since it began to lead.
@@ -41,6 +44,7 @@ impl Turns {
     /// The claim that [`OperatorMove::ReadClaim`] named was read: `counts` if it exists with that uid, unfinished.
     pub fn claim_read(&mut self, claim: &ClaimRef, counts: bool) {
         self.next_counts = Some((claim.clone(), counts));
+        self.out_of_view = None;
     }
 
     /// What the leader does at `now` about the turn: a write is of slot 0's Lease. `slots` are the keepers of the
@@ -77,9 +81,18 @@ impl Turns {
             return match &self.next_counts {
                 _ if slots.iter().any(holds) => name(lease, first),
                 Some((read, false)) if read == next => name(lease, first),
-                // It is there, only not in view yet.
                 Some((read, true)) if read == next => {
-                    pass_over(lease, next, first, None, since, now)
+                    // It is there, only not in view yet; or by now it is gone again.
+                    let look_again = *self.out_of_view.get_or_insert(now) + LOOK_AGAIN;
+                    if now >= look_again {
+                        return OperatorMove::ReadClaim(next.clone());
+                    }
+                    match pass_over(lease, next, first, None, since, now) {
+                        OperatorMove::Wait { until, .. } => {
+                            wait(Some(until.map_or(look_again, |until| until.min(look_again))))
+                        }
+                        todo => todo,
+                    }
                 }
                 _ => OperatorMove::ReadClaim(next.clone()),
             };

@@ -453,3 +453,17 @@ fn under_hold_max_hold_seconds_revoke_only_who_goes_on_renewing() {
         }
     }
 }
+
+#[test]
+fn a_claim_that_was_read_and_went_before_it_came_into_view_is_read_again() {
+    // Named by what the operator saw of the claims a while ago.
+    let mut stage = Stage::new(1);
+    stage.name(Some("a"), at(0.0));
+    let read = || OperatorMove::ReadClaim(claim("a"));
+    assert_eq!(stage.turn(at(0.0)), read());
+    stage.turns.claim_read(&claim("a"), true);
+    assert_eq!(waits_until(&stage.turn(at(0.1))), Some(at(1.1)));
+    assert_eq!(stage.turn(at(1.1)), read());
+    stage.turns.claim_read(&claim("a"), false);
+    assert_eq!(stage.names(at(1.1)), Some((None, None)));
+}
