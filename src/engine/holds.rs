@@ -25,7 +25,7 @@ const RENEW_AFTER: Duration = Duration::from_secs(MAX_LEASE_SECONDS as u64 / 3);
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A claim whose hold the operator keeps.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HoldClaim {
     /// Name and uid.
     pub claim: ClaimRef,
@@ -38,7 +38,7 @@ pub struct HoldClaim {
 }
 
 /// How long a claim wants to hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Wish {
     /// For a time.
     Fixed {
@@ -57,7 +57,7 @@ pub enum Wish {
 }
 
 /// What was read of the Pod of a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PodSight {
     /// Its uid; `None` where there was none.
     pub uid: Option<String>,
@@ -66,7 +66,7 @@ pub struct PodSight {
 }
 
 /// How far a claim has come, as its status shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClaimState {
     /// It waits, or nobody was told yet that it holds.
     Waiting,

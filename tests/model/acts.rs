@@ -1,6 +1,6 @@
 //! What may happen in a state, and what comes of it.
 
-use leasehold::engine::{GrantNote, LockView, OnHolderLost};
+use leasehold::engine::{GrantNote, LeaseRecord, OnHolderLost, Wish};
 
 use super::client::Phase;
 use super::world::{Action, Do, Fate, Setup, World};
@@ -85,6 +85,9 @@ impl World {
                 if setup.fine {
                     act(Do::Deliver);
                 }
+                if setup.lags && operator.news {
+                    act(Do::Hear);
+                }
                 if budget.relists > 0 {
                     act(Do::Relist);
                 }
@@ -130,27 +133,45 @@ impl World {
 
     fn offer_faults(&self, actions: &mut Vec<Action>) {
         let budget = &self.budget;
-        let lease = self.server.lease.is_some();
         let mut fault = |left: u8, action| {
             if left > 0 {
                 actions.push(action);
             }
         };
-        if lease {
-            fault(budget.lease_deletions, Action::DeleteLease);
-            fault(budget.dropped_annotations, Action::DropAnnotations);
+        for slot in self.server.slots() {
+            if self.server.lease(slot).is_some() {
+                fault(budget.lease_deletions, Action::DeleteLease(slot));
+                fault(budget.dropped_annotations, Action::DropAnnotations(slot));
+            }
+        }
+        if self.server.lease(0).is_some() {
             fault(budget.reset_transitions, Action::ResetTransitions);
+            fault(budget.outer_renewals, Action::OuterRenewal);
             if self.previous.is_some() {
                 fault(budget.restored_specs, Action::RestoreSpec);
             }
+        }
+        for (number, kept) in self.server.kept.iter().enumerate() {
+            fault(budget.kept_deletions, Action::DeleteKept(number));
+            if let Wish::Fixed { .. } = kept.claim.wish {
+                fault(budget.extensions, Action::Extend(number));
+            }
+        }
+        if self.server.pod_lives {
+            fault(budget.pod_ends, Action::PodEnds);
         }
         if self.saved.is_some() {
             fault(budget.restored_leases, Action::RestoreLease);
         }
         fault(budget.new_duration, Action::NewDuration);
         fault(budget.new_holds, Action::NewHold);
-        if self.highest_token > 0 {
+        fault(budget.lower_limits, Action::LowerLimit);
+        fault(budget.new_max_hold, Action::NewMaxHold);
+        if self.highest_token() > 0 {
             fault(budget.revocations, Action::Revoke);
+        }
+        if self.highest_tokens[0] > 0 {
+            fault(budget.slot_floors, Action::FloorOfSlot);
         }
     }
 
@@ -202,7 +223,10 @@ impl World {
                 let orphan = self.orphans.remove(at);
                 let client = self.clients.get(orphan.client).cloned();
                 let taker = client.as_deref().filter(|_| orphan.is_take);
-                let _ = self.put(setup, &orphan.record, taker);
+                let _ = match orphan.what {
+                    Some(what) => self.operator_put(setup, orphan.slot, what, &orphan.record),
+                    None => self.put(setup, orphan.slot, &orphan.record, taker),
+                };
             }
             Action::ForeignStep
             | Action::ForeignLand
@@ -226,6 +250,7 @@ impl World {
                 self.land_client(setup, number, fate);
             }
             Do::Answer => self.answer_client(setup, number),
+            Do::Hear => {}
         }
     }
 
@@ -233,6 +258,7 @@ impl World {
         match what {
             Do::Step => self.step_operator(setup, number),
             Do::Deliver => self.deliver_operator(setup, number),
+            Do::Hear => self.deliver_news(setup, number),
             Do::Relist => {
                 self.budget.relists -= 1;
                 self.relist_operator(setup, number);
@@ -280,9 +306,9 @@ impl World {
 
     fn suffer(&mut self, fault: Action) {
         match fault {
-            Action::DeleteLease => {
+            Action::DeleteLease(slot) => {
                 self.budget.lease_deletions -= 1;
-                self.server.delete_lease();
+                self.server.delete_lease(slot);
             }
             Action::DeleteClaim(number) => {
                 self.budget.claim_deletions -= 1;
@@ -290,9 +316,9 @@ impl World {
                     self.server.delete_claim(&claim);
                 }
             }
-            Action::DropAnnotations => {
+            Action::DropAnnotations(slot) => {
                 self.budget.dropped_annotations -= 1;
-                self.edit_lease(|lease| {
+                self.edit_lease(slot, |lease| {
                     lease.grant = GrantNote::Absent;
                     lease.next = None;
                     lease.ended = None;
@@ -300,48 +326,98 @@ impl World {
             }
             Action::ResetTransitions => {
                 self.budget.reset_transitions -= 1;
-                self.edit_lease(|lease| lease.spec.transitions = 0);
+                self.edit_lease(0, |lease| lease.spec.transitions = 0);
             }
             Action::RestoreSpec => {
                 self.budget.restored_specs -= 1;
                 if let Some(spec) = self.previous.take() {
-                    self.edit_lease(|lease| lease.spec = spec);
+                    self.edit_lease(0, |lease| lease.spec = spec);
                 }
             }
             Action::RestoreLease => {
                 self.budget.restored_leases -= 1;
                 if let Some(saved) = self.saved.take() {
                     let uid = self.server.new_uid();
-                    self.server.store(leasehold::engine::LeaseRecord {
-                        uid,
-                        ..(*saved).clone()
-                    });
-                    self.waived = true;
+                    let saved = (*saved).clone();
+                    self.server.store(0, LeaseRecord { uid, ..saved });
+                    self.waived[0] = true;
                 }
             }
+            Action::OuterRenewal => {
+                self.budget.outer_renewals -= 1;
+                let wall = self.wall() + 1;
+                self.edit_lease(0, |lease| {
+                    lease.spec.renew_time = lease.spec.renew_time.map(|old| wall.max(old + 1));
+                });
+            }
+            Action::PodEnds => {
+                self.budget.pod_ends = self.budget.pod_ends.saturating_sub(1);
+                self.server.pod_lives = false;
+            }
+            Action::DeleteKept(number) => {
+                self.budget.kept_deletions -= 1;
+                self.server.revision += 1;
+                self.server.kept.remove(number);
+            }
+            Action::Extend(number) => {
+                self.budget.extensions -= 1;
+                self.server.revision += 1;
+                let revision = self.server.revision;
+                self.server.kept[number].edit(|kept| {
+                    kept.revision = revision;
+                    if let Wish::Fixed { seconds } = &mut kept.claim.wish {
+                        *seconds += 1;
+                    }
+                });
+            }
+            change => self.change_lock(change),
+        }
+    }
+
+    fn change_lock(&mut self, change: Action) {
+        match change {
             Action::NewDuration => {
                 let seconds = std::mem::take(&mut self.budget.new_duration);
-                self.server.edit_lock(LockView {
-                    duration_seconds: u32::from(seconds),
-                    ..(*self.server.lock).clone()
-                });
+                self.server
+                    .edit_spec(|lock| lock.duration_seconds = u32::from(seconds));
             }
             Action::NewHold => {
                 self.budget.new_holds -= 1;
-                self.server.edit_lock(LockView {
-                    on_holder_lost: OnHolderLost::Hold,
-                    ..(*self.server.lock).clone()
-                });
+                self.server
+                    .edit_spec(|lock| lock.on_holder_lost = OnHolderLost::Hold);
+            }
+            Action::LowerLimit => {
+                self.budget.lower_limits -= 1;
+                self.server.edit_spec(|lock| lock.max_holders -= 1);
+            }
+            Action::NewMaxHold => {
+                let seconds = std::mem::take(&mut self.budget.new_max_hold);
+                self.server
+                    .edit_spec(|lock| lock.max_hold_seconds = Some(seconds.into()));
             }
             Action::Revoke => {
                 self.budget.revocations -= 1;
-                self.waived = true;
-                self.server.edit_lock(LockView {
-                    min_token: Some(self.highest_token + 1),
-                    ..(*self.server.lock).clone()
-                });
+                self.waived.fill(true);
+                let floor = self.highest_token() + 1;
+                self.server.edit_spec(|lock| lock.min_token = Some(floor));
+            }
+            Action::FloorOfSlot => {
+                self.budget.slot_floors -= 1;
+                self.waived[0] = true;
+                let mut lock = (*self.server.lock).clone();
+                lock.floors[0] = Some(self.highest_tokens[0] + 1);
+                self.server.edit_lock(lock);
             }
             _ => {}
+        }
+    }
+
+    /// A slot's Lease, edited by hand.
+    fn edit_lease(&mut self, slot: u32, edit: impl FnOnce(&mut LeaseRecord)) {
+        if let Some(lease) = self.server.lease(slot) {
+            let mut lease = lease.clone();
+            edit(&mut lease);
+            self.server.store(slot, lease);
         }
     }
 }

@@ -1,14 +1,13 @@
-//! The shell of a client: a claimant, then a holder.
+//! A client: a claimant, then a holder. What its shell does is in [`seeking`](super::seeking) and
+//! [`keeping`](super::keeping).
 
 use leasehold::engine::{
-    Answer, ClaimRef, Claimant, Held, Hold, LeaseRecord, LockView, Moment, Move, OnHolderLost,
-    Patience, Requester, Seen, SlotView, Write,
+    Answer, ClaimRef, Claimant, Held, Hold, LeaseRecord, Moment, Patience, Requester, Served, Write,
 };
 
-use super::mutations::{self, Broken};
 use super::part::Part;
 use super::server::Server;
-use super::world::{BEAT_TICKS, Setup, Violation, World, moment};
+use super::world::{BEAT_TICKS, Setup, World, moment};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -23,13 +22,24 @@ pub enum Sent {
     Seek(Write),
     Renew(LeaseRecord),
     Release(LeaseRecord),
+    /// Moves `next` on after a take of another slot than 0.
+    MoveOn(LeaseRecord),
 }
 
 impl Sent {
     pub(super) fn record(&self) -> &LeaseRecord {
         match self {
             Sent::Seek(write) => write.record(),
-            Sent::Renew(record) | Sent::Release(record) => record,
+            Sent::Renew(record) | Sent::Release(record) | Sent::MoveOn(record) => record,
+        }
+    }
+
+    /// The slot whose Lease it writes, for a client that holds `held`.
+    pub(super) fn slot(&self, held: u32) -> u32 {
+        match self {
+            Sent::Seek(write) => write.slot(),
+            Sent::Renew(_) | Sent::Release(_) => held,
+            Sent::MoveOn(_) => 0,
         }
     }
 }
@@ -43,6 +53,9 @@ pub struct Air {
     pub answer: Option<Answer>,
 }
 
+/// A change of a slot's Lease, on its way by watch.
+pub type Event = (u32, Option<Part<LeaseRecord>>);
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -50,10 +63,13 @@ pub struct Air {
 )]
 pub struct Client {
     pub(super) number: usize,
+    pub(super) priority: i32,
     pub(super) mind: Claimant,
     pub phase: Phase,
+    /// The slot that it holds.
+    pub slot: u32,
     pub air: Option<Air>,
-    pub inbox: Vec<Option<Part<LeaseRecord>>>,
+    pub inbox: Vec<Event>,
     /// Nothing to do before that moment, or before an event.
     #[expect(
         clippy::option_option,
@@ -66,11 +82,15 @@ pub struct Client {
     /// Whether it got the lock, or was told that it can't have it.
     pub served: bool,
     pub(super) left: Option<ClaimRef>,
+    /// Moves `next` on; and how often that was tried.
+    pub(super) moving: Option<(Served, u8)>,
+    /// When the take of its grant was sent.
+    pub(super) granted: Moment,
     pub(super) read_at: u32,
 }
 
 impl Client {
-    pub fn new(number: usize, patience: Patience, server: &mut Server) -> Self {
+    pub fn new(number: usize, patience: Patience, priority: i32, server: &mut Server) -> Self {
         let who = Requester {
             identity: identity(number, &server.new_uid()),
             hold: Hold::Heartbeat,
@@ -80,8 +100,10 @@ impl Client {
         };
         Self {
             number,
+            priority,
             mind: Claimant::new(who, patience, Moment::ZERO),
             phase: Phase::Away,
+            slot: 0,
             air: None,
             inbox: Vec::new(),
             quiet: None,
@@ -90,13 +112,18 @@ impl Client {
             releasing: false,
             served: false,
             left: None,
+            moving: None,
+            granted: Moment::ZERO,
             read_at: 0,
         }
     }
 
-    pub fn believes(&self, now: Moment) -> bool {
+    /// Whether it believes that it holds this slot.
+    pub fn believes(&self, slot: u32, now: Moment) -> bool {
         match &self.phase {
-            Phase::Holding(held) => !self.crashed && !self.releasing && now < held.work_deadline(),
+            Phase::Holding(held) => {
+                !self.crashed && !self.releasing && self.slot == slot && now < held.work_deadline()
+            }
             _ => false,
         }
     }
@@ -127,63 +154,48 @@ impl Client {
             && self.air.is_none()
     }
 
+    /// The slots that it watches.
+    pub(super) fn watched(&self) -> std::ops::Range<u32> {
+        match &self.phase {
+            Phase::Holding(_) => self.slot..self.slot + 1,
+            _ => self.mind.watched(),
+        }
+    }
+
     /// A watch tells everything that the client does not know from the answer to its own write.
-    pub fn wants_event(&self, lease: Option<&LeaseRecord>) -> bool {
-        if !self.is_there() {
+    pub fn wants_event(&self, slot: u32, lease: Option<&LeaseRecord>) -> bool {
+        if !self.is_there() || !self.watched().contains(&slot) {
             return false;
         }
         let known = match &self.phase {
             Phase::Holding(held) => Some(held.record()),
-            _ => self.mind.lease(0),
+            _ => self.mind.lease(slot),
         };
         match (known, lease) {
-            _ if !self.inbox.is_empty() => true,
+            _ if self.inbox.iter().any(|(of, _)| *of == slot) => true,
             (Some(known), Some(lease)) => lease.resource_version > known.resource_version,
-            (None, Some(_)) => {
-                self.mind.lease(0).is_some() || self.quiet.is_some() || self.air.is_some()
-            }
+            (None, Some(_)) => self.quiet.is_some() || self.air.is_some(),
             (known, None) => known.is_some(),
         }
     }
 
     /// Events that a read has overtaken are passed over when they come.
-    fn prune(&mut self, read: Option<&LeaseRecord>) {
-        let stale = self.inbox.iter().take_while(|event| {
+    pub(super) fn prune(&mut self, slot: u32, read: Option<&LeaseRecord>) {
+        let own = self.inbox.iter().filter(|(of, _)| *of == slot);
+        let stale = own.take_while(|(_, event)| {
             matches!((event, read), (Some(event), Some(read)) if event.resource_version <= read.resource_version)
         });
-        let stale = stale.count();
-        self.inbox.drain(..stale);
-    }
-}
-
-fn identity(number: usize, uid: &str) -> String {
-    format!("c{number}/{uid}")
-}
-
-/// The lock as a client's shell reads it.
-fn lock_for(setup: &Setup, lock: &LockView) -> LockView {
-    let mut lock = lock.clone();
-    if setup.broken == Some(Broken::MissingByTodaysDuration) {
-        lock.longest_seconds = lock.longest_seconds.map(|_| lock.duration_seconds);
-        lock.slot = lock.slot.map(|slot| SlotView {
-            duration_seconds: None,
-            ..slot
+        let mut stale = stale.count();
+        self.inbox.retain(|(of, _)| {
+            let goes = *of == slot && stale > 0;
+            stale -= usize::from(goes);
+            !goes
         });
     }
-    lock
 }
 
-/// The Lease as a client's shell reads it.
-fn lease_for(setup: &Setup, lease: Option<&LeaseRecord>) -> Option<LeaseRecord> {
-    let mut lease = lease?.clone();
-    match setup.broken {
-        Some(Broken::ExpiresByOwnDuration) if !lease.is_free() => {
-            lease.spec.duration_seconds = Some(mutations::OWN_SECONDS);
-        }
-        Some(Broken::TakesOutOfTurn) => lease.next = None,
-        _ => {}
-    }
-    Some(lease)
+pub(super) fn identity(number: usize, uid: &str) -> String {
+    format!("c{number}/{uid}")
 }
 
 impl World {
@@ -207,221 +219,10 @@ impl World {
             self.deliver_client(setup, number);
         }
         self.with_client(number, |world, client| match &client.phase {
-            Phase::Holding(_) => world.step_holder(client),
+            Phase::Holding(_) => world.step_holder(setup, client),
             Phase::Seeking => world.step_seeker(setup, client),
             // What it heard ended its grant.
             _ => {}
-        });
-    }
-
-    pub fn deliver_client(&mut self, setup: &Setup, number: usize) {
-        if self.clients[number].inbox.is_empty() {
-            return;
-        }
-        let now = self.moment();
-        self.with_client(number, |world, client| {
-            client.quiet = None;
-            for event in std::mem::take(&mut client.inbox) {
-                match &mut client.phase {
-                    Phase::Holding(held) => {
-                        // A deletion seen by watch may be that of an earlier one: a read tells.
-                        let event = event.or_else(|| world.server.lease.clone());
-                        let known = held.record().resource_version;
-                        let old = event.as_ref().is_some_and(|e| e.resource_version <= known);
-                        if !old && held.reread(event.as_deref(), None).is_err() {
-                            world.lose(client);
-                            return;
-                        }
-                    }
-                    _ => client.mind.lease_seen(
-                        0,
-                        lease_for(setup, event.as_deref()),
-                        Seen::Watched,
-                        now,
-                    ),
-                }
-            }
-        });
-    }
-
-    /// A list in place of the events: `broken` shells take it for an event.
-    pub fn relist_client(&mut self, setup: &Setup, number: usize) {
-        self.with_client(number, |world, client| {
-            client.inbox.clear();
-            client.quiet = None;
-            world.reread(setup, client);
-        });
-    }
-
-    pub(super) fn reread(&mut self, setup: &Setup, client: &mut Client) {
-        let lease = self.server.lease.clone();
-        client.read_at = self.now;
-        if let Phase::Holding(held) = &mut client.phase {
-            if held.reread(lease.as_deref(), None).is_err() {
-                self.lose(client);
-            } else if setup.broken == Some(Broken::ReadProves) {
-                let (grant, record) = (held.grant().clone(), held.record().clone());
-                **held = Held::new(grant, record, self.moment(), Moment::ZERO);
-            }
-        } else {
-            let seen = if setup.broken == Some(Broken::RelistKeepsClock) {
-                Seen::Watched
-            } else {
-                Seen::Read
-            };
-            let lease = lease_for(setup, lease.as_deref());
-            client.mind.lease_seen(0, lease, seen, self.moment());
-        }
-        client.prune(lease.as_deref());
-    }
-
-    /// The grant is lost: the work has ended, its claim goes.
-    pub(super) fn lose(&mut self, client: &mut Client) {
-        if let Some(claim) = client.left.take() {
-            self.server.delete_claim(&claim);
-        }
-        client.phase = Phase::Done;
-        client.air = None;
-        client.inbox.clear();
-    }
-
-    fn step_seeker(&mut self, setup: &Setup, client: &mut Client) {
-        let (now, wall) = (self.moment(), self.wall());
-        for _ in 0..20 {
-            match client.mind.decide(now, wall) {
-                Move::ReadLock => {
-                    // A broken shell answers with what it read first.
-                    let known = client.mind.lock(0).cloned();
-                    let stale = known.filter(|_| setup.broken == Some(Broken::KeepsTheLock));
-                    let lock = stale.unwrap_or_else(|| lock_for(setup, &self.server.lock));
-                    client.mind.lock_read(Some(vec![lock]), now);
-                }
-                Move::ReadLease(_) => self.reread_as_read(setup, client),
-                Move::ReadClaim(claim) => {
-                    let counts = self.server.has_claim(&claim);
-                    client.mind.claim_read(&claim, counts);
-                }
-                Move::ListClaims => client.mind.claims_listed(self.server.claims.clone()),
-                Move::MakeClaim => {
-                    let claim = self.server.make_claim(client.number);
-                    let identity = identity(client.number, &claim.uid);
-                    client.mind.joined(claim, identity);
-                }
-                Move::DeleteClaim(claim) => {
-                    self.server.delete_claim(&claim);
-                    client.mind.left();
-                }
-                Move::StartOver => {
-                    let uid = self.server.new_uid();
-                    client.mind.start_over(identity(client.number, &uid));
-                }
-                Move::Write(write) => {
-                    if mutations::is_dropped(setup.broken, &write) {
-                        client.quiet = Some(None);
-                        return;
-                    }
-                    let write = mutations::write(setup.broken, write);
-                    self.judge(client, &write);
-                    client.mind.sending(&write);
-                    client.air = Some(Air {
-                        what: Sent::Seek(write),
-                        sent: now,
-                        answer: None,
-                    });
-                    return;
-                }
-                Move::Wait { until, .. } => {
-                    client.quiet = Some(until);
-                    return;
-                }
-                Move::Refuse(_) => {
-                    client.served = true;
-                    client.mind.stop();
-                }
-                Move::Gone => {
-                    client.phase = Phase::Done;
-                    client.inbox.clear();
-                    return;
-                }
-            }
-            if setup.fine {
-                return;
-            }
-        }
-        panic!("a claimant reads for ever: {client:?}");
-    }
-
-    /// A silent holder is replaced only by who has just looked whether that is wanted.
-    fn judge(&mut self, client: &Client, write: &Write) {
-        let silent = client
-            .mind
-            .lease(0)
-            .is_some_and(|lease| !lease.is_free() && self.server.lock.min_token.is_none());
-        let new = !client.mind.is_unsettled();
-        let hold = self.server.lock.on_holder_lost == OnHolderLost::Hold;
-        if matches!(write, Write::Take { .. }) && silent && new && hold {
-            self.violation = Some(Violation::HoldBroken);
-        }
-    }
-
-    fn reread_as_read(&mut self, setup: &Setup, client: &mut Client) {
-        let lease = lease_for(setup, self.server.lease.as_deref());
-        client.mind.lease_seen(0, lease, Seen::Read, self.moment());
-        client.read_at = self.now;
-        let lease = self.server.lease.clone();
-        client.prune(lease.as_deref());
-    }
-
-    fn step_holder(&mut self, client: &mut Client) {
-        let (now, wall) = (self.moment(), self.wall());
-        let Phase::Holding(held) = &mut client.phase else {
-            return;
-        };
-        if let Some(claim) = client.left.take() {
-            self.server.delete_claim(&claim);
-            return;
-        }
-        if client.releasing {
-            if now >= held.lease_end() {
-                client.phase = Phase::Done;
-                return;
-            }
-            client.air = Some(Air {
-                what: Sent::Release(held.release("done", wall)),
-                sent: now,
-                answer: None,
-            });
-            return;
-        }
-        if now >= held.work_deadline() {
-            self.lose(client);
-            return;
-        }
-        let due = held.renew_at(0.0);
-        if self.budget.renewals == 0 {
-            client.quiet = Some(Some(held.work_deadline()));
-        } else if now < due {
-            client.quiet = Some(Some(due));
-        } else {
-            self.budget.renewals -= 1;
-            let renewal = held.renewal(&self.server.lock, wall);
-            held.sending(&renewal);
-            client.air = Some(Air {
-                what: Sent::Renew(renewal),
-                sent: now,
-                answer: None,
-            });
-        }
-    }
-
-    pub fn beat_client(&mut self, setup: &Setup, number: usize) {
-        self.with_client(number, |world, client| {
-            client.quiet = None;
-            world.reread(setup, client);
-            if client.phase == Phase::Seeking {
-                let lock = lock_for(setup, &world.server.lock);
-                client.mind.lock_read(Some(vec![lock]), world.moment());
-            }
         });
     }
 
@@ -443,15 +244,6 @@ impl World {
             {
                 client.edit(|client| client.quiet = None);
             }
-        }
-    }
-
-    /// The Lease as `change` leaves it, edited by hand.
-    pub fn edit_lease(&mut self, edit: impl FnOnce(&mut LeaseRecord)) {
-        if let Some(lease) = &self.server.lease {
-            let mut lease = (**lease).clone();
-            edit(&mut lease);
-            self.server.store(lease);
         }
     }
 

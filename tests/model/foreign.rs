@@ -40,7 +40,7 @@ impl Foreign {
     /// Reads, and takes or renews where it may. `true` if a write was sent.
     pub fn step(&mut self, server: &Server, tick: u32, now: Moment, wall: i64) -> bool {
         self.acted = Some(tick);
-        let Some(lease) = &server.lease else {
+        let Some(lease) = server.lease(0) else {
             // A real one would make the Lease: it asks nobody.
             return false;
         };
@@ -62,7 +62,7 @@ impl Foreign {
             self.believes_until = None;
             return false;
         }
-        let mut record = (**lease).clone();
+        let mut record = lease.clone();
         if self.releasing && mine {
             record.spec.holder = String::new();
             record.spec.duration_seconds = Some(1);
@@ -91,7 +91,7 @@ impl Foreign {
         let Some((record, sent)) = self.air.take() else {
             return;
         };
-        if let Ok(now) = server.put(&record, true) {
+        if let Ok(now) = server.put(0, &record, true) {
             self.believes_until =
                 (now.spec.holder == NAME).then(|| sent + Moment::from_secs(RENEW_DEADLINE));
             self.releasing = false;

@@ -16,8 +16,10 @@ impl World {
             if fate == Fate::GivenUp {
                 world.orphans.push(Orphan {
                     client: number,
+                    slot: air.what.slot(client.slot),
                     record: air.what.record().clone(),
                     is_take: matches!(air.what, Sent::Seek(Write::Take { .. })),
+                    what: None,
                 });
                 world.answer(setup, client, air, Answer::Unknown);
                 return;
@@ -50,7 +52,8 @@ impl World {
     fn apply(&mut self, setup: &Setup, client: &Client, what: &Sent) -> Answer {
         let record = what.record();
         let take = matches!(what, Sent::Seek(Write::Take { .. }));
-        match self.put(setup, record, take.then_some(client)) {
+        let slot = what.slot(client.slot);
+        match self.put(setup, slot, record, take.then_some(client)) {
             Ok(now) => {
                 if now.resource_version == record.resource_version {
                     self.violation = Some(Violation::NoChange);
@@ -70,35 +73,32 @@ impl World {
     pub fn put(
         &mut self,
         setup: &Setup,
+        slot: u32,
         record: &LeaseRecord,
         taker: Option<&Client>,
     ) -> Result<LeaseRecord, ()> {
-        let before = self.server.lease.clone();
+        let before = self.server.shared(slot);
+        let turn = self.server.turn().cloned();
         let guarded = setup.broken != Some(Broken::NoUid);
-        let now = self.server.put(record, guarded)?;
+        let now = self.server.put(slot, record, guarded)?;
         let Some(before) = before else {
             self.violation = Some(Violation::Revived);
             return Ok(now);
         };
         let renewed = now.spec.holder == before.spec.holder && now.spec != before.spec;
-        if setup.budget.restored_specs > 0 && renewed {
+        if setup.budget.restored_specs > 0 && renewed && slot == 0 {
             self.previous = Some(before.spec.clone());
         }
         if let Some(taker) = taker {
-            if self.saved.is_none() && setup.budget.restored_leases > 0 {
+            if self.saved.is_none() && setup.budget.restored_leases > 0 && slot == 0 {
                 self.saved = Some(before.clone());
             }
             if let Some(token) = now.current_token() {
-                self.note_grant(token.get());
+                self.note_grant(slot, token.get());
             }
-            let counts = before
-                .next
-                .as_ref()
-                .filter(|next| self.server.has_claim(next));
-            let turn_of_another = counts.is_some_and(|next| {
-                !now.spec.holder.ends_with(&next.uid) && !before.spec.holder.ends_with(&next.uid)
-            });
-            if turn_of_another {
+            // What it saw of slot 0 when it decided to take another is judged then.
+            let anothers = turn.is_some_and(|next| !now.spec.holder.ends_with(&next.uid));
+            if slot == 0 && anothers {
                 self.violation = Some(Violation::Overtook);
             }
             if taker.phase == Phase::Done && !taker.crashed {
@@ -123,10 +123,14 @@ impl World {
                     return;
                 };
                 client.served = true;
+                client.slot = write.slot();
                 client.left = client.mind.claim().cloned();
+                client.moving = client.mind.served().map(|served| (served, 0));
+                client.granted = sent;
                 // Too late to be used, or not wanted any more: given back.
                 client.releasing = client.stopping || !held.is_held(now);
                 client.phase = Phase::Holding(Box::new(held));
+                self.look_at_lock(setup, client);
             }
             Sent::Renew(_) => {
                 let Phase::Holding(held) = &mut client.phase else {
@@ -138,6 +142,7 @@ impl World {
                     self.reread(setup, client);
                 }
             }
+            Sent::MoveOn(_) => Self::moved_on(client, matches!(answer, Answer::Applied(_))),
             Sent::Release(_) => {
                 if matches!(answer, Answer::Applied(_)) {
                     self.finish(client);
@@ -157,7 +162,12 @@ impl World {
             *client = Client {
                 phase: Phase::Seeking,
                 read_at: self.now,
-                ..Client::new(client.number, Patience::Wait, &mut self.server)
+                ..Client::new(
+                    client.number,
+                    Patience::Wait,
+                    client.priority,
+                    &mut self.server,
+                )
             };
         }
     }

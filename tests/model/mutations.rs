@@ -3,9 +3,14 @@
 use std::collections::BTreeSet;
 
 use leasehold::api::FencingToken;
-use leasehold::engine::{Answer, GrantNote, Patience, Take, Write};
+use leasehold::engine::{
+    Answer, ClaimState, Claimant, GrantNote, Hold, LeaseRecord, LockView, Patience, SlotView, Take,
+    Write, change,
+};
 use stateright::{Checker, HasDiscoveries, Model};
 
+use super::kept::Kept;
+use super::part::Part;
 use super::world::{Action, Budget, Do, Fate, Play, Setup};
 
 /// What a client with a lease duration of its own believes in.
@@ -40,6 +45,81 @@ pub enum Broken {
     NeverPassesOver,
     /// R3: the first status entry frees whatever `missing` is there by then.
     FreesWhatItFinds,
+    /// Semaphores: who was served by another slot than 0 leaves `next` as it is, and so does the operator.
+    NeverMovesOn,
+    /// Semaphores: nobody looks at the slots that it does not watch.
+    WatchesTheFirstSlotOnly,
+    /// Priority: a lower claim names itself too.
+    NamesItself,
+    /// Holds: a final phase is not looked at before a hold is taken.
+    ForgetsPhases,
+    /// Holds: the Lease is freed, and the claim is not shown as over before.
+    FreesFirst,
+    /// Holds: a Pod hold is taken for one that is renewed by its holder.
+    EndsPodsByTime,
+    /// Limits: a holder goes on after `maxHoldSeconds`.
+    OutstaysItsLimit,
+}
+
+impl Broken {
+    /// Whether it is somebody stranded that shows it: what other broken rules leave undone costs many steps to find.
+    pub fn strands(self) -> bool {
+        matches!(
+            self,
+            Broken::NeverPassesOver
+                | Broken::NeverMovesOn
+                | Broken::WatchesTheFirstSlotOnly
+                | Broken::NamesItself
+        )
+    }
+}
+
+/// The lock as a broken shell reads it, for one slot.
+pub fn lock(broken: Option<Broken>, mut lock: LockView) -> LockView {
+    if broken == Some(Broken::MissingByTodaysDuration) {
+        lock.longest_seconds = lock.longest_seconds.map(|_| lock.duration_seconds);
+        lock.slot = lock.slot.map(|slot| SlotView {
+            duration_seconds: None,
+            ..slot
+        });
+    }
+    lock
+}
+
+/// The Lease as a broken shell of a client reads it.
+pub fn lease(broken: Option<Broken>, lease: Option<&LeaseRecord>) -> Option<LeaseRecord> {
+    let mut lease = lease?.clone();
+    match broken {
+        Some(Broken::ExpiresByOwnDuration) if !lease.is_free() => {
+            lease.spec.duration_seconds = Some(OWN_SECONDS);
+        }
+        Some(Broken::TakesOutOfTurn) => lease.next = None,
+        _ => {}
+    }
+    Some(lease)
+}
+
+/// The Lease as a broken shell of an operator reads it.
+pub fn kept_lease(broken: Option<Broken>, lease: Option<&LeaseRecord>) -> Option<LeaseRecord> {
+    let mut lease = lease?.clone();
+    if let (Some(Broken::EndsPodsByTime), GrantNote::V1(grant)) = (broken, &mut lease.grant)
+        && grant.hold == Hold::Pod
+    {
+        grant.hold = Hold::Heartbeat;
+        lease.spec.duration_seconds = Some(OWN_SECONDS);
+    }
+    Some(lease)
+}
+
+/// The claims as a broken shell of an operator sees them.
+pub fn kept(broken: Option<Broken>, kept: &mut [Part<Kept>]) {
+    if broken == Some(Broken::ForgetsPhases) {
+        for kept in kept {
+            if let ClaimState::Over(_) = kept.claim.state {
+                kept.edit(|kept| kept.claim.state = ClaimState::Waiting);
+            }
+        }
+    }
 }
 
 /// The write that a broken shell sends.
@@ -66,6 +146,14 @@ pub fn write(broken: Option<Broken>, write: Write) -> Write {
     Write::Take { slot, take }
 }
 
+/// What a broken shell writes where the claimant would wait.
+pub fn instead_of_waiting(broken: Option<Broken>, mind: &Claimant) -> Option<Write> {
+    let (claim, lease) = (mind.claim()?, mind.lease(0)?);
+    let others = lease.next.as_ref().is_some_and(|next| next != claim);
+    (broken == Some(Broken::NamesItself) && others)
+        .then(|| Write::Name(change::name(lease, Some(claim.clone()))))
+}
+
 /// Whether a broken shell does not send the write.
 pub fn is_dropped(broken: Option<Broken>, write: &Write) -> bool {
     broken == Some(Broken::NeverPassesOver) && matches!(write, Write::PassOver(_))
@@ -80,7 +168,7 @@ pub fn answer(broken: Option<Broken>, answer: Answer) -> Answer {
 }
 
 /// The model fails with the rule broken, by `property`, and it does not fail with the rule kept.
-fn is_noticed(broken: Broken, property: &'static str, setup: Setup) {
+pub fn is_noticed(broken: Broken, property: &'static str, setup: Setup) {
     let setup = Setup {
         broken: Some(broken),
         ..setup
@@ -224,7 +312,7 @@ fn a_missing_judged_by_todays_duration_is_noticed() {
         Action::Client(0, Do::Step),
         Action::Client(0, Do::Land(Fate::Answered)),
         Action::NewDuration,
-        Action::DeleteLease,
+        Action::DeleteLease(0),
     ];
     is_noticed(
         Broken::MissingByTodaysDuration,

@@ -1,37 +1,51 @@
 //! The shell of an operator replica that leads, or believes so.
 
 use leasehold::engine::{
-    ClaimRef, ClaimView, Keeper, LeaseRecord, LockView, Moment, OnHolderLost, OperatorMove,
-    OperatorWrite, Queue, QueueOrder, Seen, SlotView, SpecRecord, Turns, WallMicros, change,
+    ClaimRef, ClaimState, ClaimView, Holder, Keeper, LeaseRecord, Moment, OnHolderLost,
+    OperatorMove, OperatorWrite, Queue, Seen, SlotView, SpecRecord, Turns, WallMicros, holds,
 };
 
-use super::mutations::Broken;
+use super::client::Event;
+use super::kept::{Kept, Told};
+use super::mutations::{self, Broken};
 use super::part::Part;
-use super::server::Server;
-use super::world::{BEAT_TICKS, Fate, Orphan, Setup, Violation, World, moment};
+use super::server::{Lock, Server};
+use super::world::{BEAT_TICKS, Setup, Violation, World, moment};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Sent {
-    Create(SpecRecord),
+    Create(u32, SpecRecord),
     Put {
+        slot: u32,
         what: OperatorWrite,
         record: Box<LeaseRecord>,
         then_delete: Option<ClaimRef>,
+        /// For how many seconds a grant then lasts in all.
+        prolongs: Option<u32>,
     },
-    Open(LockView, u64),
-    Mirror(LockView, u64),
+    /// The first entries of these slots.
+    Open(Vec<u32>, Lock, u64),
+    Mirror(Lock, u64),
+    /// The status of a Fixed or Pod claim.
+    Tell(Kept),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what befell it, each by itself"
+)]
 pub struct Operator {
-    number: usize,
-    keeper: Keeper,
-    turns: Turns,
-    lock: Part<LockView>,
-    lock_revision: u64,
-    claims: Vec<ClaimView>,
+    pub(super) number: usize,
+    pub(super) keepers: Vec<Keeper>,
+    pub(super) turns: Turns,
+    pub(super) lock: Part<Lock>,
+    pub(super) lock_revision: u64,
+    pub(super) claims: Vec<ClaimView>,
+    pub(super) kept: Vec<Part<Kept>>,
+    pub(super) pod_lives: bool,
     pub air: Option<Sent>,
-    pub inbox: Vec<Option<Part<LeaseRecord>>>,
+    pub inbox: Vec<Event>,
     /// Whether claims or lock have changed since it last looked.
     pub news: bool,
     #[expect(
@@ -41,26 +55,38 @@ pub struct Operator {
     pub quiet: Option<Option<Moment>>,
     pub crashed: bool,
     /// A broken shell frees whatever `missing` it finds after opening the lock.
-    frees_any: bool,
-    read_at: u32,
+    pub(super) frees_any: bool,
+    pub(super) read_at: u32,
+}
+
+/// What is to be done, and about which slot.
+pub enum Todo {
+    Move(u32, OperatorMove),
+    Open(Vec<u32>),
+    Wait(Option<Moment>),
 }
 
 impl Operator {
     /// A replica that lists everything, then leads.
     pub fn start(number: usize, server: &Server, now: Moment) -> Self {
-        let mut keeper = Keeper::default();
-        keeper.lock_read((*server.lock).clone(), now);
-        keeper.lease_seen(server.lease.as_deref().cloned(), Seen::Read, now);
-        keeper.begin_to_lead();
+        let keeper = |slot| {
+            let mut keeper = Keeper::default();
+            keeper.lock_read(server.lock.view(slot), now);
+            keeper.lease_seen(server.lease(slot).cloned(), Seen::Read, now);
+            keeper.begin_to_lead();
+            keeper
+        };
         let mut turns = Turns::default();
         turns.begin_to_lead();
         Self {
             number,
-            keeper,
+            keepers: server.slots().map(keeper).collect(),
             turns,
             lock: server.lock.clone(),
             lock_revision: server.lock_revision,
             claims: server.claims.clone(),
+            kept: server.kept.clone(),
+            pod_lives: server.pod_lives,
             air: None,
             inbox: Vec::new(),
             news: false,
@@ -90,85 +116,159 @@ impl Operator {
             && tick >= self.read_at + BEAT_TICKS
     }
 
-    pub fn wants_event(&self, lease: Option<&LeaseRecord>) -> bool {
-        let known = self.keeper.lease();
+    pub fn wants_event(&self, slot: u32, lease: Option<&LeaseRecord>) -> bool {
+        let known = self.keepers[slot as usize].lease();
         !self.crashed
             && match (known, lease) {
-                _ if !self.inbox.is_empty() => true,
+                _ if self.inbox.iter().any(|(of, _)| *of == slot) => true,
                 (Some(known), Some(lease)) => lease.resource_version > known.resource_version,
                 (known, lease) => known.is_some() || lease.is_some(),
             }
     }
 
-    /// What it does for a lock of one slot: its keeper goes first, then the queue.
-    fn decide(&mut self, queue: &Queue, now: Moment, wall: WallMicros) -> OperatorMove {
+    fn queue(&self) -> Queue {
+        let leases = self.keepers.iter().filter_map(Keeper::lease);
+        let kept = self.kept.iter().map(|kept| kept.view(self.pod_lives));
+        Queue::new(
+            self.claims.iter().cloned().chain(kept),
+            leases.filter_map(LeaseRecord::holder_uid),
+            self.lock.spec.order,
+        )
+    }
+
+    /// What it does: each slot's holds and keeper first, then the turn, as in `controller::index::deciding`.
+    fn decide(&mut self, now: Moment, wall: WallMicros) -> Todo {
         let name = format!("operator-{}", self.number);
-        let todo = self.keeper.decide(&name, now, wall);
-        let OperatorMove::Wait {
-            until,
-            stalled: None,
-        } = todo
-        else {
-            return todo;
-        };
-        match self.turns.decide(&[&self.keeper], queue, now) {
-            OperatorMove::Wait { until: other, .. } => OperatorMove::Wait {
-                until: until.into_iter().chain(other).min(),
-                stalled: None,
-            },
-            todo => todo,
+        let (mut until, mut to_open) = (Vec::new(), Vec::new());
+        for (slot, keeper) in (0..).zip(&mut self.keepers) {
+            let kept = keeper.sight(now).and_then(|sight| {
+                let uid = sight.lease.holder_uid();
+                let mut all = self.kept.iter();
+                let claim = all.find(|kept| uid == Some(&kept.claim.claim.uid));
+                let claim = claim.map(|kept| kept.seen(self.pod_lives));
+                let holder = match &claim {
+                    Some(claim) => Holder::InView(claim),
+                    None => keeper.holder_out_of_view(now),
+                };
+                holds::keep(&sight, holder, &name, now, wall)
+            });
+            match kept.unwrap_or_else(|| keeper.decide(&name, now, wall)) {
+                OperatorMove::Open => to_open.push(slot),
+                OperatorMove::Wait {
+                    stalled: Some(_), ..
+                } => return Todo::Wait(None),
+                OperatorMove::Wait { until: at, .. } => until.extend(at),
+                todo => return Todo::Move(slot, todo),
+            }
         }
+        if !to_open.is_empty() {
+            return Todo::Open(to_open);
+        }
+        match self.decide_turn(now, wall) {
+            (_, OperatorMove::Wait { until: at, .. }) => {
+                Todo::Wait(until.into_iter().chain(at).min())
+            }
+            (slot, todo) => Todo::Move(slot, todo),
+        }
+    }
+
+    fn decide_turn(&mut self, now: Moment, wall: WallMicros) -> (u32, OperatorMove) {
+        let queue = self.queue();
+        let sights: Vec<_> = self.keepers.iter().filter_map(|k| k.sight(now)).collect();
+        let claim = |claim: &ClaimRef| {
+            let kept = self.kept.iter().find(|kept| kept.claim.claim == *claim)?;
+            Some(kept.seen(self.pod_lives))
+        };
+        let take = holds::take(&sights, &queue, claim, wall);
+        let nobody_is_named = sights
+            .iter()
+            .any(|slot| slot.lock.number == 0 && slot.lease.next.is_none());
+        if nobody_is_named && let Some(take) = take {
+            return take;
+        }
+        let keepers: Vec<_> = self.keepers.iter().collect();
+        let todo = self.turns.decide(&keepers, &queue, now);
+        let leaves_it = match &todo {
+            OperatorMove::Wait { .. } => true,
+            OperatorMove::Write { what, .. } => *what == OperatorWrite::PassOver,
+            _ => false,
+        };
+        take.filter(|_| leaves_it).unwrap_or((0, todo))
     }
 
     /// What status is to say; `None` if it says so.
-    fn mirror(&self, setup: &Setup) -> Option<LockView> {
-        let slot = self.lock.slot.as_ref().filter(|_| setup.mirrors)?;
-        let lease = self.keeper.lease()?;
-        let mut lock = (*self.lock).clone();
-        lock.longest_seconds = lock.longest_seconds.max(Some(lock.duration_seconds));
-        let mut slot = slot.clone();
-        if let Some(grant) = lease.current_grant() {
-            if grant.token.get() > slot.token {
-                slot.token = grant.token.get();
-                slot.holder.clone_from(&grant.holder);
-                slot.hold = Some(grant.hold);
-            }
-            if slot.holder == grant.holder {
-                slot.duration_seconds = lease
-                    .spec
-                    .duration_seconds
-                    .and_then(|seconds| u32::try_from(seconds).ok());
-            }
-        } else if lease.is_free() {
-            slot.holder.clear();
-            slot.hold = None;
-            slot.duration_seconds = None;
+    fn mirror(&self, setup: &Setup) -> Option<Lock> {
+        if !setup.mirrors {
+            return None;
         }
-        lock.slot = Some(slot);
+        let mut lock = (*self.lock).clone();
+        let duration = lock.spec.duration_seconds;
+        lock.spec.longest_seconds = lock.spec.longest_seconds.max(Some(duration));
+        for (entry, keeper) in lock.entries.iter_mut().zip(&self.keepers) {
+            if let (Some(entry), Some(lease)) = (entry, keeper.lease()) {
+                show(entry, lease);
+            }
+        }
         (lock != *self.lock).then_some(lock)
     }
-}
 
-/// The lock as an operator's shell reads it.
-fn lock_for(setup: &Setup, lock: &LockView) -> LockView {
-    let mut lock = lock.clone();
-    if setup.broken == Some(Broken::MissingByTodaysDuration) {
-        lock.longest_seconds = lock.longest_seconds.map(|_| lock.duration_seconds);
-        lock.slot = lock.slot.map(|slot| SlotView {
-            duration_seconds: None,
-            ..slot
+    /// What is to be written about a Fixed or Pod claim, and whether what it holds must be read first.
+    fn tell(&self) -> Option<(Kept, bool)> {
+        let numbered = (0..).zip(&self.keepers);
+        let leases = numbered.filter_map(|(slot, keeper): (u32, &Keeper)| {
+            Some((slot, keeper.lease()?, keeper.prolonged_to()))
         });
+        let leases: Vec<_> = leases.collect();
+        self.kept.iter().find_map(|kept| {
+            let mut now = (**kept).clone();
+            let (state, since, read_first) = match kept.told(&self.lock, &leases)? {
+                Told::Granted(state, since) => (state, since, false),
+                Told::Over(why) => (ClaimState::Over(why), now.granted_at, true),
+            };
+            now.granted_at = since;
+            now.claim.state = state;
+            Some((now, read_first))
+        })
     }
-    lock
 }
 
-/// The Lease as an operator's shell reads it.
-fn lease_for(lease: Option<&LeaseRecord>) -> Option<LeaseRecord> {
-    lease.cloned()
+impl Operator {
+    /// From now on it sees this claim so.
+    pub(super) fn learn(&mut self, kept: Kept) {
+        let uid = &kept.claim.claim.uid;
+        self.kept.retain(|known| known.claim.claim.uid != *uid);
+        self.kept.push(Part::new(kept));
+        self.kept.sort_by_key(|kept| kept.ticket);
+    }
+}
+
+/// A slot's entry by what its Lease shows.
+fn show(entry: &mut SlotView, lease: &LeaseRecord) {
+    if let Some(grant) = lease.current_grant() {
+        if grant.token.get() > entry.token {
+            entry.token = grant.token.get();
+            entry.holder.clone_from(&grant.holder);
+            entry.hold = Some(grant.hold);
+            entry.pod.clone_from(&grant.pod);
+        }
+        if entry.holder == grant.holder {
+            let seconds = lease.spec.duration_seconds;
+            entry.duration_seconds = seconds.and_then(|seconds| u32::try_from(seconds).ok());
+        }
+    } else if lease.is_free() {
+        entry.holder.clear();
+        entry.hold = None;
+        entry.pod = None;
+        entry.duration_seconds = None;
+    }
 }
 
 impl World {
-    fn with_operator(&mut self, number: usize, act: impl FnOnce(&mut Self, &mut Operator)) {
+    pub(super) fn with_operator(
+        &mut self,
+        number: usize,
+        act: impl FnOnce(&mut Self, &mut Operator),
+    ) {
         let mut operator = (*self.operators[number]).clone();
         act(self, &mut operator);
         self.operators[number] = Part::new(operator);
@@ -190,80 +290,147 @@ impl World {
                 world.free_what_is_there(operator);
                 return;
             }
-            if let Some(lock) = operator.mirror(setup) {
+            // Which comes first matters to claims alone; so there is less to walk.
+            if setup.asks.is_empty()
+                && let Some(lock) = operator.mirror(setup)
+            {
                 operator.air = Some(Sent::Mirror(lock, operator.lock_revision));
                 return;
             }
-            for _ in 0..20 {
-                let queue = match operator.keeper.lease() {
-                    Some(lease) => Queue::new(
-                        operator.claims.iter().cloned(),
-                        lease.holder_uid(),
-                        QueueOrder::Fifo,
-                    ),
-                    None => Queue::default(),
-                };
-                match operator.decide(&queue, now, wall) {
-                    OperatorMove::ReadLock => world.read_lock(setup, operator),
-                    OperatorMove::ReadClaim(claim) => {
-                        operator
-                            .turns
-                            .claim_read(&claim, world.server.has_claim(&claim));
-                    }
-                    OperatorMove::Create(mut spec) => {
-                        if setup.broken == Some(Broken::CreatesFree) {
-                            spec.holder.clear();
-                        }
-                        if setup.broken == Some(Broken::MissingByTodaysDuration) {
-                            spec.duration_seconds =
-                                Some(i64::from(world.server.lock.duration_seconds));
-                        }
-                        operator.air = Some(Sent::Create(spec));
-                        return;
-                    }
-                    OperatorMove::Open => {
+            for _ in 0..30 {
+                match operator.decide(now, wall) {
+                    Todo::Open(slots) => {
                         let mut lock = (*operator.lock).clone();
-                        lock.slot.get_or_insert_with(SlotView::default);
-                        lock.longest_seconds =
-                            lock.longest_seconds.max(Some(lock.duration_seconds));
-                        operator.air = Some(Sent::Open(lock, operator.lock_revision));
-                        return;
-                    }
-                    OperatorMove::Write {
-                        what,
-                        record,
-                        then_delete,
-                    } => {
-                        let hold = world.server.lock.on_holder_lost == OnHolderLost::Hold;
-                        if what == OperatorWrite::Expire && hold {
-                            world.violation = Some(Violation::HoldBroken);
+                        for slot in &slots {
+                            lock.entries[*slot as usize].get_or_insert_with(SlotView::default);
                         }
-                        operator.air = Some(Sent::Put {
-                            what,
-                            record,
-                            then_delete,
-                        });
-                        return;
+                        let duration = lock.spec.duration_seconds;
+                        lock.spec.longest_seconds = lock.spec.longest_seconds.max(Some(duration));
+                        operator.air = Some(Sent::Open(slots, lock, operator.lock_revision));
                     }
-                    OperatorMove::Wait { until, .. } => {
-                        operator.quiet = Some(until);
-                        return;
-                    }
-                    OperatorMove::ReadHolder(_)
-                    | OperatorMove::Finish { .. }
-                    | OperatorMove::Prolong { .. } => unreachable!("all claims are Heartbeat"),
+                    Todo::Move(slot, todo) => world.make_move(setup, operator, slot, todo),
+                    Todo::Wait(until) => world.settle_down(setup, operator, until),
+                }
+                if operator.air.is_some() || operator.quiet.is_some() {
+                    return;
                 }
             }
             panic!("an operator reads for ever: {operator:?}");
         });
     }
 
-    fn read_lock(&mut self, setup: &Setup, operator: &mut Operator) {
+    fn make_move(&mut self, setup: &Setup, operator: &mut Operator, slot: u32, todo: OperatorMove) {
+        let now = self.moment();
+        match todo {
+            OperatorMove::ReadLock => self.read_lock(setup, operator),
+            OperatorMove::ReadClaim(claim) => {
+                let counts = self.server.has_claim(&claim);
+                operator.turns.claim_read(&claim, counts);
+            }
+            OperatorMove::ReadHolder(uid) => {
+                let heartbeat = self
+                    .server
+                    .claims
+                    .iter()
+                    .any(|claim| claim.claim.uid == uid);
+                let gone = !heartbeat && self.server.kept(&uid).is_none();
+                operator.keepers[slot as usize].holder_read(&uid, gone, now);
+            }
+            OperatorMove::Create(mut spec) => {
+                if setup.broken == Some(Broken::CreatesFree) {
+                    spec.holder.clear();
+                }
+                if setup.broken == Some(Broken::MissingByTodaysDuration) {
+                    let today = self.server.lock.spec.duration_seconds;
+                    spec.duration_seconds = Some(i64::from(today));
+                }
+                operator.air = Some(Sent::Create(slot, spec));
+            }
+            OperatorMove::Write {
+                what,
+                record,
+                then_delete,
+            } => {
+                let hold = self.server.lock.spec.on_holder_lost == OnHolderLost::Hold;
+                if what == OperatorWrite::Expire && hold {
+                    self.violation = Some(Violation::HoldBroken);
+                }
+                operator.air = Some(Sent::Put {
+                    slot,
+                    what,
+                    record,
+                    then_delete,
+                    prolongs: None,
+                });
+            }
+            OperatorMove::Prolong { record, total } => {
+                operator.air = Some(Sent::Put {
+                    slot,
+                    what: OperatorWrite::Prolong,
+                    record,
+                    then_delete: None,
+                    prolongs: Some(total),
+                });
+            }
+            OperatorMove::Finish { claim, why } => {
+                let known = operator.kept.iter().find(|kept| kept.claim.claim == claim);
+                if let Some(known) = known {
+                    let mut kept = (**known).clone();
+                    kept.claim.state = ClaimState::Over(why);
+                    if setup.broken == Some(Broken::FreesFirst) {
+                        operator.learn(kept);
+                    } else {
+                        operator.air = Some(Sent::Tell(kept));
+                    }
+                }
+            }
+            OperatorMove::Open | OperatorMove::Wait { .. } => {}
+        }
+    }
+
+    /// Nothing is to be done about slots and turn: status, then the claims.
+    fn settle_down(&mut self, setup: &Setup, operator: &mut Operator, until: Option<Moment>) {
+        if let Some(lock) = operator.mirror(setup) {
+            operator.air = Some(Sent::Mirror(lock, operator.lock_revision));
+            return;
+        }
+        let mut told = operator.tell();
+        if told.as_ref().is_some_and(|(_, read_first)| *read_first) {
+            self.read_lock(setup, operator);
+            self.read_leases(setup, operator);
+            told = operator.tell();
+        }
+        match told {
+            Some((kept, _)) => operator.air = Some(Sent::Tell(kept)),
+            None => operator.quiet = Some(until),
+        }
+    }
+
+    pub(super) fn read_lock(&mut self, setup: &Setup, operator: &mut Operator) {
         operator.lock = self.server.lock.clone();
         operator.lock_revision = self.server.lock_revision;
-        operator
-            .keeper
-            .lock_read(lock_for(setup, &operator.lock), self.moment());
+        for (slot, keeper) in (0..).zip(&mut operator.keepers) {
+            let lock = mutations::lock(setup.broken, operator.lock.view(slot));
+            keeper.lock_read(lock, moment(self.now));
+        }
+    }
+
+    pub(super) fn read_claims(&self, setup: &Setup, operator: &mut Operator) {
+        operator.claims.clone_from(&self.server.claims);
+        operator.kept.clone_from(&self.server.kept);
+        mutations::kept(setup.broken, &mut operator.kept);
+        operator.pod_lives = self.server.pod_lives;
+    }
+
+    /// The lock and the claims, as their watches tell.
+    pub fn deliver_news(&mut self, setup: &Setup, number: usize) {
+        self.with_operator(number, |world, operator| {
+            if std::mem::take(&mut operator.news) {
+                operator.quiet = None;
+                world.read_claims(setup, operator);
+                world.read_lock(setup, operator);
+            }
+        });
     }
 
     pub fn deliver_operator(&mut self, setup: &Setup, number: usize) {
@@ -272,127 +439,49 @@ impl World {
         }
         self.with_operator(number, |world, operator| {
             operator.quiet = None;
-            for event in std::mem::take(&mut operator.inbox) {
+            for (slot, event) in std::mem::take(&mut operator.inbox) {
                 let now = world.moment();
-                operator
-                    .keeper
-                    .lease_seen(lease_for(event.as_deref()), Seen::Watched, now);
-            }
-            if std::mem::take(&mut operator.news) {
-                operator.claims.clone_from(&world.server.claims);
-                world.read_lock(setup, operator);
+                let keeper = &mut operator.keepers[slot as usize];
+                let lease = mutations::kept_lease(setup.broken, event.as_deref());
+                keeper.lease_seen(lease, Seen::Watched, now);
             }
         });
+        // Watches of different kinds run by themselves.
+        if !setup.lags {
+            self.deliver_news(setup, number);
+        }
     }
 
     pub fn relist_operator(&mut self, setup: &Setup, number: usize) {
         self.with_operator(number, |world, operator| {
             operator.quiet = None;
             operator.news = false;
-            operator.claims.clone_from(&world.server.claims);
+            world.read_claims(setup, operator);
             world.read_lock(setup, operator);
-            world.read_lease(setup, operator);
+            world.read_leases(setup, operator);
             operator.inbox.clear();
         });
     }
 
-    fn read_lease(&mut self, setup: &Setup, operator: &mut Operator) {
-        let lease = lease_for(self.server.lease.as_deref());
+    pub(super) fn read_leases(&mut self, setup: &Setup, operator: &mut Operator) {
+        for slot in self.server.slots() {
+            self.read_lease(setup, operator, slot);
+        }
+    }
+
+    pub(super) fn read_lease(&mut self, setup: &Setup, operator: &mut Operator, slot: u32) {
+        let lease = mutations::kept_lease(setup.broken, self.server.lease(slot));
         let seen = if setup.broken == Some(Broken::RelistKeepsClock) {
             Seen::Watched
         } else {
             Seen::Read
         };
-        operator.keeper.lease_seen(lease, seen, self.moment());
+        let mut own = operator.inbox.iter().filter(|(of, _)| *of == slot);
+        if lease.is_some() && own.all(|(_, event)| event.is_some()) {
+            operator.inbox.retain(|(of, _)| *of != slot);
+        }
+        operator.keepers[slot as usize].lease_seen(lease, seen, moment(self.now));
         operator.read_at = self.now;
-        if self.server.lease.is_some() && operator.inbox.iter().all(Option::is_some) {
-            operator.inbox.clear();
-        }
-    }
-
-    /// A write of the operator's meets its fate.
-    pub fn land_operator(&mut self, setup: &Setup, number: usize, fate: Fate) {
-        self.with_operator(number, |world, operator| {
-            let Some(sent) = operator.air.take() else {
-                return;
-            };
-            operator.quiet = None;
-            let told = fate == Fate::Answered;
-            match sent {
-                Sent::Create(spec) => match world.server.create(&spec) {
-                    Ok(made) if told => operator.keeper.written(made, world.moment()),
-                    _ => world.read_lease(setup, operator),
-                },
-                Sent::Put {
-                    what,
-                    record,
-                    then_delete,
-                } => {
-                    if fate == Fate::GivenUp {
-                        world.orphans.push(Orphan {
-                            client: usize::MAX,
-                            record: *record,
-                            is_take: false,
-                        });
-                        world.read_lease(setup, operator);
-                        return;
-                    }
-                    match world.operator_put(setup, what, &record) {
-                        Ok(now) if told => {
-                            operator.keeper.written(now, world.moment());
-                            if let Some(claim) = then_delete {
-                                world.server.delete_claim(&claim);
-                            }
-                        }
-                        _ => world.read_lease(setup, operator),
-                    }
-                }
-                Sent::Open(lock, read) => {
-                    let won = world.server.put_lock(lock, read).is_ok() && told;
-                    world.read_lock(setup, operator);
-                    if won {
-                        if setup.broken == Some(Broken::FreesWhatItFinds) {
-                            operator.frees_any = true;
-                        } else {
-                            operator.keeper.opened();
-                        }
-                    }
-                }
-                Sent::Mirror(lock, read) => {
-                    let _ = world.server.put_lock(lock, read);
-                    world.read_lock(setup, operator);
-                }
-            }
-        });
-    }
-
-    /// The broken opening: whatever `missing` is there now.
-    fn free_what_is_there(&mut self, operator: &mut Operator) {
-        let Some(lease) = self.server.lease.clone().filter(|lease| lease.is_missing()) else {
-            return;
-        };
-        operator.air = Some(Sent::Put {
-            what: OperatorWrite::Free,
-            record: Box::new(change::open(&lease, self.wall())),
-            then_delete: None,
-        });
-    }
-
-    fn operator_put(
-        &mut self,
-        setup: &Setup,
-        what: OperatorWrite,
-        record: &LeaseRecord,
-    ) -> Result<LeaseRecord, ()> {
-        let stamps = what == OperatorWrite::Stamp;
-        let now = self.put(setup, record, None)?;
-        if now.resource_version == record.resource_version {
-            self.violation = Some(Violation::NoChange);
-        }
-        if stamps && let Some(token) = now.current_token() {
-            self.note_grant(token.get());
-        }
-        Ok(now)
     }
 
     pub fn wake_operators(&mut self) {

@@ -3,105 +3,20 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use leasehold::engine::{LeaseRecord, LockView, Moment, OnHolderLost, Patience, SlotView, change};
+use leasehold::engine::{
+    Hold, LeaseRecord, Moment, NextChange, OperatorWrite, Requester, SlotView, Standing, change,
+};
 use stateright::{Model, Property};
 
 use super::client::{Client, Phase};
 use super::fair;
 use super::foreign::Foreign;
+use super::kept::Kept;
 use super::mutations::Broken;
 use super::operator::Operator;
 use super::part::Part;
 use super::server::Server;
-
-/// What one run of the model looks at.
-#[derive(Clone, Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "what there is, each by itself"
-)]
-pub struct Setup {
-    /// The lock's lease duration; a tick is a second.
-    pub seconds: u32,
-    pub clients: Vec<Patience>,
-    pub operators: usize,
-    /// Whether a foreign elector shares the Lease.
-    pub foreign: bool,
-    /// Whether the operator has made and opened the Lease before the start.
-    pub opened: bool,
-    /// Whether the operator mirrors token, holder and durations to status.
-    pub mirrors: bool,
-    pub on_holder_lost: OnHolderLost,
-    /// Whether others may act between two reads of a client, not only between a read and a write.
-    pub fine: bool,
-    /// The last tick.
-    pub horizon: u32,
-    pub budget: Budget,
-    /// What has happened before the start.
-    pub prefix: Vec<Action>,
-    /// The rule that is broken on purpose.
-    pub broken: Option<Broken>,
-    /// The most ticks that it may take, without faults, until everybody is served.
-    pub bound: u32,
-}
-
-impl Default for Setup {
-    fn default() -> Self {
-        Self {
-            seconds: 2,
-            clients: vec![Patience::Wait; 2],
-            operators: 1,
-            foreign: false,
-            opened: true,
-            mirrors: false,
-            on_holder_lost: OnHolderLost::Release,
-            fine: false,
-            horizon: 3,
-            budget: Budget::default(),
-            prefix: Vec::new(),
-            broken: None,
-            bound: 40,
-        }
-    }
-}
-
-/// How often each thing may happen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Budget {
-    /// Ticks that pass while somebody had something to do: pauses and slow networks.
-    pub pauses: u8,
-    pub renewals: u8,
-    /// Applied, and never answered.
-    pub lost_answers: u8,
-    /// Given up by the sender, applied at any later time or never.
-    pub late_writes: u8,
-    /// Applied at once, answered at any later time.
-    pub slow_answers: u8,
-    /// A list in place of the watch events that were waiting.
-    pub relists: u8,
-    pub crashes: u8,
-    pub stops: u8,
-    /// Rounds of clients that ask again after a release.
-    pub again: u8,
-    pub operator_crashes: u8,
-    pub operator_starts: u8,
-    pub lease_deletions: u8,
-    pub claim_deletions: u8,
-    pub dropped_annotations: u8,
-    pub reset_transitions: u8,
-    /// The spec that a holder's previous renewal had, put back by hand.
-    pub restored_specs: u8,
-    /// A saved copy of an old Lease in place of a deleted one.
-    pub restored_leases: u8,
-    /// The lock's duration set to this.
-    pub new_duration: u8,
-    pub revocations: u8,
-    /// `onHolderLost` set to Hold.
-    pub new_holds: u8,
-    /// Terms of the foreign elector.
-    pub foreign_terms: u8,
-    pub foreign_crashes: u8,
-}
+pub use super::setup::{Budget, Setup};
 
 /// What must never happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,14 +35,29 @@ pub enum Violation {
     HoldBroken,
     /// A write that should have changed something did not.
     NoChange,
+    /// A slot above `maxHolders` was taken.
+    Surplus,
+    /// A token ahead of the revision, without a floor that asks for it.
+    Ahead,
+    /// A Fixed or Pod claim that was shown as granted was taken for again.
+    TakenAgain,
+    /// The operator freed the Lease of a claim that was still shown as granted.
+    FreedFirst,
+    /// A Fixed hold ended before its time, or a Pod hold while its Pod lived, without a revoke.
+    EndedEarly,
+    /// A holder that keeps to `maxHoldSeconds` was ended by the operator while it believed.
+    CutShort,
 }
 
 /// A write whose sender has given up on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Orphan {
     pub client: usize,
+    pub slot: u32,
     pub record: LeaseRecord,
     pub is_take: bool,
+    /// What it was for, if it was an operator's.
+    pub what: Option<OperatorWrite>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -139,9 +69,11 @@ pub struct World {
     pub foreign: Option<Foreign>,
     pub orphans: Vec<Orphan>,
     pub budget: Budget,
-    pub highest_token: i64,
-    /// Whether the exclusion was given up by an explicit act: a revoke, or an old Lease put in place of a deleted one.
-    pub waived: bool,
+    /// By slot.
+    pub highest_tokens: Vec<i64>,
+    /// By slot: whether the exclusion was given up by an explicit act: a revoke, or an old Lease put in place of a
+    /// deleted one.
+    pub waived: Vec<bool>,
     pub violation: Option<Violation>,
     /// The spec before the last renewal.
     pub previous: Option<leasehold::engine::SpecRecord>,
@@ -165,6 +97,8 @@ pub enum Do {
     Step,
     /// Gets the watch events that are waiting.
     Deliver,
+    /// Gets the changes of lock and claims alone.
+    Hear,
     /// Gets a list in place of them.
     Relist,
     /// Reads again though nothing happened: the slow beat.
@@ -190,15 +124,23 @@ pub enum Action {
     Stop(usize),
     OperatorCrash(usize),
     OperatorStart(usize),
-    DeleteLease,
+    DeleteLease(u32),
     DeleteClaim(usize),
-    DropAnnotations,
+    DropAnnotations(u32),
     ResetTransitions,
     RestoreSpec,
     RestoreLease,
     NewDuration,
     NewHold,
     Revoke,
+    FloorOfSlot,
+    LowerLimit,
+    NewMaxHold,
+    OuterRenewal,
+    /// A Fixed claim's seconds are raised by one.
+    Extend(usize),
+    DeleteKept(usize),
+    PodEnds,
 }
 
 /// The slow beat: how long a watch is trusted.
@@ -217,11 +159,15 @@ impl World {
         i64::from(self.now) * 1_000_000
     }
 
-    /// Who believes at this moment that it holds the lock.
-    pub fn believers(&self) -> usize {
+    /// Who believes at this moment that it holds the slot.
+    pub fn believers(&self, slot: u32) -> usize {
         let now = self.moment();
-        let clients = self.clients.iter().filter(|client| client.believes(now));
-        clients.count() + usize::from(self.foreign.as_ref().is_some_and(|f| f.believes(now)))
+        let clients = self.clients.iter();
+        let clients = clients.filter(|client| client.believes(slot, now)).count();
+        let foreign = self.foreign.as_ref().filter(|_| slot == 0);
+        let kept = self.server.kept.iter();
+        let kept = kept.filter(|kept| kept.believes(slot, self.now, self.server.pod_lives));
+        clients + usize::from(foreign.is_some_and(|foreign| foreign.believes(now))) + kept.count()
     }
 
     /// Whether somebody has something to do before the next tick.
@@ -231,28 +177,43 @@ impl World {
     }
 
     /// A guarded write of somebody's take was applied.
-    pub fn note_grant(&mut self, token: i64) {
-        if token <= self.highest_token {
+    pub fn note_grant(&mut self, slot: u32, token: i64) {
+        let highest = &mut self.highest_tokens[slot as usize];
+        if token <= *highest {
             self.violation = Some(Violation::TokenFell);
         }
-        self.highest_token = self.highest_token.max(token);
+        *highest = token.max(*highest);
+    }
+
+    /// The highest token of any slot.
+    pub fn highest_token(&self) -> i64 {
+        self.highest_tokens.iter().copied().max().unwrap_or(0)
     }
 
     fn new(setup: &Setup) -> Self {
-        let mut server = Server::new(setup.seconds, setup.foreign);
-        let mut lock = LockView {
-            on_holder_lost: setup.on_holder_lost,
-            ..(*server.lock).clone()
-        };
+        let mut server = Server::new(setup.seconds, setup.slots, setup.foreign);
+        let mut lock = (*server.lock).clone();
+        lock.spec.on_holder_lost = setup.on_holder_lost;
+        lock.spec.order = setup.order;
+        lock.spec.max_hold_seconds = setup.max_hold_seconds;
+        lock.spec.lock_delay_seconds = setup.lock_delay_seconds;
         if setup.opened {
-            lock.slot = Some(SlotView::default());
-            lock.longest_seconds = Some(setup.seconds);
-            server.edit_lock(lock);
-            let made = server.create(&change::missing(&server.lock.clone(), 0));
-            let made = made.expect("the Lease is new");
-            server.store(change::open(&made, 0));
-        } else {
-            server.edit_lock(lock);
+            lock.entries.fill(Some(SlotView::default()));
+            lock.spec.longest_seconds = Some(setup.seconds);
+        }
+        server.edit_lock(lock);
+        for slot in server.slots().filter(|_| setup.opened) {
+            let spec = change::missing(&server.lock.view(slot), 0);
+            let made = server.create(slot, &spec).expect("the Lease is new");
+            server.store(slot, change::open(&made, 0));
+        }
+        for (number, asks) in setup.asks.iter().enumerate() {
+            let kept = Kept::new(number, *asks, &mut server);
+            server.kept.push(Part::new(kept));
+        }
+        let mut highest_tokens = vec![0; setup.slots as usize];
+        if setup.occupied {
+            highest_tokens[0] = occupy(&mut server);
         }
         let mut world = Self {
             now: 0,
@@ -262,17 +223,20 @@ impl World {
             foreign: setup.foreign.then(Foreign::default),
             orphans: Vec::new(),
             budget: setup.budget,
-            highest_token: 0,
-            waived: false,
+            highest_tokens,
+            waived: vec![false; setup.slots as usize],
             violation: None,
             previous: None,
             saved: None,
         };
         for (number, patience) in setup.clients.iter().enumerate() {
-            let client = Client::new(number, *patience, &mut world.server);
+            let priority = setup.priorities.get(number).copied().unwrap_or(0);
+            let client = Client::new(number, *patience, priority, &mut world.server);
             world.clients.push(Part::new(client));
         }
-        world.start_client(0);
+        if !setup.clients.is_empty() {
+            world.start_client(0);
+        }
         for number in 0..setup.operators {
             let operator = Operator::start(number, &world.server, world.moment());
             world.operators.push(Part::new(operator));
@@ -280,17 +244,17 @@ impl World {
         world
     }
 
-    /// A change of the Lease reaches everybody's watch.
-    fn publish(&mut self) {
-        let lease = &self.server.lease;
+    /// A change of a slot's Lease reaches everybody's watch.
+    fn publish(&mut self, slot: u32) {
+        let lease = self.server.shared(slot);
         for client in &mut self.clients {
-            if client.wants_event(lease.as_deref()) {
-                client.edit(|client| client.inbox.push(lease.clone()));
+            if client.wants_event(slot, lease.as_deref()) {
+                client.edit(|client| client.inbox.push((slot, lease.clone())));
             }
         }
         for operator in &mut self.operators {
-            if operator.wants_event(lease.as_deref()) {
-                operator.edit(|operator| operator.inbox.push(lease.clone()));
+            if operator.wants_event(slot, lease.as_deref()) {
+                operator.edit(|operator| operator.inbox.push((slot, lease.clone())));
             }
         }
     }
@@ -303,6 +267,26 @@ impl World {
             }
         }
     }
+}
+
+/// Somebody holds slot 0 for much longer than the model looks.
+fn occupy(server: &mut Server) -> i64 {
+    let uid = server.new_uid();
+    let lease = server.lease(0).expect("it is opened").clone();
+    let who = Requester {
+        identity: format!("long/{uid}"),
+        hold: Hold::Heartbeat,
+        pod: None,
+        note: None,
+        remembered: 0,
+    };
+    let lock = server.lock.view(0);
+    let taken = change::take(&lock, &lease, Standing::Free, &who, NextChange::Keep, 0);
+    let taken = taken.expect("it is free");
+    let mut record = taken.record;
+    record.spec.duration_seconds = Some(1000);
+    server.store(0, record);
+    taken.grant.token.get()
 }
 
 /// The model of one setup.
@@ -325,10 +309,14 @@ impl Play {
         let mut next = world.clone();
         next.act(&self.setup, action);
         let (old, new) = (&world.server, &next.server);
-        let lease_changed = old.lease != new.lease;
-        let news = old.claims != new.claims || old.lock != new.lock;
-        if lease_changed {
-            next.publish();
+        let news = old.claims != new.claims
+            || old.lock != new.lock
+            || old.kept != new.kept
+            || old.pod_lives != new.pod_lives;
+        let slots = old.slots();
+        let changed = slots.filter(|slot| old.leases[*slot as usize] != new.leases[*slot as usize]);
+        for slot in changed.collect::<Vec<_>>() {
+            next.publish(slot);
         }
         if news {
             next.spread_news();
@@ -363,7 +351,8 @@ impl Model for Play {
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
             Property::always("one believer at a time", |_, world: &World| {
-                world.waived || world.believers() <= 1
+                let mut slots = world.server.slots();
+                slots.all(|slot| world.waived[slot as usize] || world.believers(slot) <= 1)
             }),
             Property::always("tokens rise with each grant", |_, world: &World| {
                 world.violation != Some(Violation::TokenFell)
@@ -387,15 +376,37 @@ impl Model for Play {
             Property::always("every write changes something", |_, world: &World| {
                 world.violation != Some(Violation::NoChange)
             }),
+            Property::always("slots above the limit are not taken", |_, world: &World| {
+                world.violation != Some(Violation::Surplus)
+            }),
+            Property::always(
+                "tokens run ahead of revisions only by a floor",
+                |_, world: &World| world.violation != Some(Violation::Ahead),
+            ),
+            Property::always("a claim is granted once", |_, world: &World| {
+                world.violation != Some(Violation::TakenAgain)
+            }),
+            Property::always(
+                "a claim is over before its lease is freed",
+                |_, world: &World| world.violation != Some(Violation::FreedFirst),
+            ),
+            Property::always(
+                "a hold lasts for as long as it was granted",
+                |_, world: &World| world.violation != Some(Violation::EndedEarly),
+            ),
+            Property::always(
+                "who keeps to maxHoldSeconds is not cut short",
+                |_, world: &World| world.violation != Some(Violation::CutShort),
+            ),
             Property::sometimes("somebody is served", |_, world: &World| {
-                world
-                    .clients
-                    .iter()
-                    .any(|client| matches!(client.phase, Phase::Holding(_)))
+                let mut clients = world.clients.iter();
+                let mut kept = world.server.kept.iter();
+                clients.any(|client| matches!(client.phase, Phase::Holding(_)))
+                    || kept.any(|kept| kept.shown().is_some())
             }),
         ];
         // What a broken rule leaves undone costs many steps to find.
-        if matches!(self.setup.broken, None | Some(Broken::NeverPassesOver)) {
+        if self.setup.broken.is_none_or(Broken::strands) {
             let stranded = fair::nobody_is_stranded;
             properties.push(Property::always("nobody is stranded", stranded));
         }
