@@ -26,9 +26,9 @@ pub struct Turns {
     named: Option<(Moment, Option<ClaimRef>)>,
     /// Whether it has not yet put the first claim first since it began to lead.
     begins_to_lead: bool,
-    /// The dead claim from which `next` was taken away with nobody to name instead. If it is named again, somebody lives
-    /// who names it, and the two would write for ever.
-    taken_from: Option<ClaimRef>,
+    /// The dead claim from which `next` is taken away with nobody to name instead, and whether it was seen to be. If it
+    /// is named again after that, somebody lives who names it, and the two would write for ever.
+    taken_from: Option<(ClaimRef, bool)>,
     /// Claims that were passed over in favour of a lower one while the same slots could be taken: their rank does not
     /// bring them back at once, or the two would be named in turn for ever.
     passed_over: BTreeSet<ClaimRef>,
@@ -58,6 +58,10 @@ impl Turns {
         let Some(lease) = slots.iter().find_map(|slot| head(slot, now)) else {
             return wait(None);
         };
+        if let Some((claim, away)) = &mut self.taken_from {
+            // The write may not have won.
+            *away |= lease.next.as_ref() != Some(claim);
+        }
         if takeable.is_some()
             && self
                 .named
@@ -88,23 +92,25 @@ impl Turns {
                         return OperatorMove::ReadClaim(next.clone());
                     }
                     match pass_over(lease, next, first, None, since, now) {
-                        OperatorMove::Wait { until, .. } => {
-                            wait(Some(until.map_or(look_again, |until| until.min(look_again))))
-                        }
+                        OperatorMove::Wait { until, .. } => wait(Some(
+                            until.map_or(look_again, |until| until.min(look_again)),
+                        )),
                         todo => todo,
                     }
                 }
                 _ => OperatorMove::ReadClaim(next.clone()),
             };
         }
-        if std::mem::take(&mut self.begins_to_lead) && first.is_some_and(|first| first != next) {
+        if self.begins_to_lead && first.is_some_and(|first| first != next) {
             return name(lease, first);
         }
+        self.begins_to_lead = false;
         let named = queue.claims().iter().find(|claim| claim.claim == *next);
         if named.is_some_and(|claim| claim.dead) {
             let after = queue.after(next);
-            if after.is_some() || self.taken_from.as_ref() != Some(next) {
-                self.taken_from = after.is_none().then(|| next.clone());
+            let named_again = self.taken_from.as_ref() == Some(&(next.clone(), true));
+            if after.is_some() || !named_again {
+                self.taken_from = after.is_none().then(|| (next.clone(), false));
                 return name(lease, after);
             }
         }

@@ -82,22 +82,24 @@ impl Table {
         );
     }
 
-    /// Whether it wrote.
+    /// Whether it wrote. It is told of each write that was answered, then asked again.
     fn operator_acts(&mut self, now: Duration) -> bool {
-        let (keeper, turns) = &mut self.operator;
-        keeper.lock_read(self.lock.clone(), now);
-        keeper.lease_seen(Some(self.lease.clone()), Seen::Watched, now);
-        let OperatorMove::Wait { .. } = keeper.decide("operator", now, 0) else {
-            panic!("the lock is held");
-        };
-        let holders = self.lease.holder_uid();
-        let queue = Queue::new(self.claims.iter().cloned(), holders, self.lock.order);
-        match turns.decide(&[keeper], &queue, now) {
-            OperatorMove::Write { record, .. } => self.put(*record),
-            OperatorMove::Wait { .. } => return false,
-            other => panic!("{other:?}"),
+        let before = self.writes;
+        loop {
+            let (keeper, turns) = &mut self.operator;
+            keeper.lock_read(self.lock.clone(), now);
+            keeper.lease_seen(Some(self.lease.clone()), Seen::Watched, now);
+            let OperatorMove::Wait { .. } = keeper.decide("operator", now, 0) else {
+                panic!("the lock is held");
+            };
+            let holders = self.lease.holder_uid();
+            let queue = Queue::new(self.claims.iter().cloned(), holders, self.lock.order);
+            match turns.decide(&[keeper], &queue, now) {
+                OperatorMove::Write { record, .. } => self.put(*record),
+                OperatorMove::Wait { .. } => return self.writes > before,
+                other => panic!("{other:?}"),
+            }
         }
-        true
     }
 
     fn waiter_acts(&mut self, at: usize, now: Duration) -> bool {

@@ -467,3 +467,29 @@ fn a_claim_that_was_read_and_went_before_it_came_into_view_is_read_again() {
     stage.turns.claim_read(&claim("a"), false);
     assert_eq!(stage.names(at(1.1)), Some((None, None)));
 }
+
+#[test]
+fn what_was_to_be_written_about_the_turn_is_written_again_where_it_did_not_win() {
+    // `next` is taken away from a dead claim.
+    let mut stage = Stage::new(1);
+    stage.wait(&["a!"]);
+    stage.name(Some("a"), at(0.0));
+    assert_eq!(writes(&stage.turn(at(0.0))), Some(OperatorWrite::Name));
+    stage.name(Some("a"), at(0.1));
+    assert_eq!(stage.names(at(0.1)), Some((None, None)));
+    assert_eq!(writes(&stage.turn(at(0.1))), None);
+    // Its waiter lives and names it: the two would write for ever.
+    stage.name(Some("a"), at(0.2));
+    assert_eq!(writes(&stage.turn(at(0.2))), None);
+    // The first claim is named by who begins to lead.
+    let mut stage = Stage::new(1);
+    stage.wait(&["a", "b"]);
+    stage.name(Some("b"), at(0.0));
+    stage.turns.begin_to_lead();
+    assert_eq!(writes(&stage.turn(at(0.0))), Some(OperatorWrite::Name));
+    stage.name(Some("b"), at(0.1));
+    assert_eq!(stage.names(at(0.1)), Some(named("a")));
+    assert_eq!(writes(&stage.turn(at(0.1))), None);
+    stage.name(Some("b"), at(0.2));
+    assert_eq!(writes(&stage.turn(at(0.2))), None, "once");
+}
