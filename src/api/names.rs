@@ -22,6 +22,9 @@ pub const ANNOTATION_NEXT: &str = "leasehold.dev/next";
 pub const ANNOTATION_ENDED: &str = "leasehold.dev/ended";
 /// The annotation with node, host and pid of the holder as JSON: for people only.
 pub const ANNOTATION_HOLDER: &str = "leasehold.dev/holder";
+/// The annotation on slot 0's Lease by which the operator tells how many slots may be taken: who is named and knows
+/// another number reads the lock again.
+pub const ANNOTATION_SLOTS: &str = "leasehold.dev/slots";
 
 /// The holder of a Lease that was just made: a create can't be guarded, so no Lease is born free.
 pub const HOLDER_MISSING: &str = "leasehold.dev/missing";

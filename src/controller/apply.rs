@@ -243,6 +243,7 @@ fn purpose(what: OperatorWrite) -> &'static str {
         OperatorWrite::Expire => "expire",
         OperatorWrite::Revoke => "revoke",
         OperatorWrite::Stamp => "stamp",
+        OperatorWrite::Slots => "slots",
         OperatorWrite::Name => "name",
         OperatorWrite::PassOver => "pass_over",
         OperatorWrite::Take => "take",

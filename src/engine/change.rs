@@ -187,6 +187,15 @@ pub fn name(lease: &LeaseRecord, next: Option<ClaimRef>) -> LeaseRecord {
     }
 }
 
+/// Tells how many slots may be taken, so that whoever is named learns of new ones.
+#[must_use]
+pub fn tell_slots(lease: &LeaseRecord, slots: u32) -> LeaseRecord {
+    LeaseRecord {
+        slots: Some(slots),
+        ..lease.clone()
+    }
+}
+
 /// The stamp that gives a foreign holder its token; spec stays as it is. `None` when no token is left.
 #[must_use]
 pub fn stamp(lock: &LockView, lease: &LeaseRecord, remembered: i64) -> Option<LeaseRecord> {

@@ -454,6 +454,7 @@ mod tests {
             next: None,
             ended: None,
             holder_note: None,
+            slots: None,
         };
         Held::new(grant, record, secs(10), secs(3))
     }

@@ -74,6 +74,8 @@ pub enum OperatorWrite {
     Revoke,
     /// Gives a foreign holder its token.
     Stamp,
+    /// Tells how many slots may be taken.
+    Slots,
     /// Says whose turn it is.
     Name,
     /// Says whose turn it is, over a claim that did not take its own.

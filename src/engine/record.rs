@@ -48,6 +48,9 @@ pub struct LeaseRecord {
     pub ended: Option<Ended>,
     /// The annotation `leasehold.dev/holder`: JSON for people, never read by a rule.
     pub holder_note: Option<String>,
+    /// The annotation `leasehold.dev/slots`, on slot 0's Lease: how many slots may be taken, as the operator last told.
+    /// A hint to read the lock again; never a reason to take.
+    pub slots: Option<u32>,
 }
 
 impl LeaseRecord {

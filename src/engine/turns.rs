@@ -58,6 +58,12 @@ impl Turns {
         let Some(lease) = slots.iter().find_map(|slot| head(slot, now)) else {
             return wait(None);
         };
+        if let Some(count) = offered(slots)
+            && lease.slots.unwrap_or(1) != count
+        {
+            // Before anybody is passed over: who is named may not know of a slot that was opened just now.
+            return write(OperatorWrite::Slots, change::tell_slots(lease, count));
+        }
         if let Some((claim, away)) = &mut self.taken_from {
             // The write may not have won.
             *away |= lease.next.as_ref() != Some(claim);
@@ -166,6 +172,14 @@ fn pass_over(
         record,
         then_delete,
     }
+}
+
+/// How many slots may be taken, once all of them are open.
+fn offered(slots: &[&Keeper]) -> Option<u32> {
+    let mut views = slots.iter().filter_map(|slot| slot.lock());
+    let count = views.clone().next()?.max_holders;
+    let all_open = views.all(|lock| lock.is_surplus() || lock.slot.is_some());
+    all_open.then_some(count.max(1))
 }
 
 /// Slot 0's Lease, if it may be written.

@@ -60,6 +60,7 @@ impl FoundLease {
             next: annotation(names::ANNOTATION_NEXT).and_then(ClaimRef::parse),
             ended: annotation(names::ANNOTATION_ENDED).and_then(Ended::parse),
             holder_note: annotation(names::ANNOTATION_HOLDER).map(str::to_owned),
+            slots: annotation(names::ANNOTATION_SLOTS).and_then(|count| count.parse().ok()),
         };
         Some(Self { object, record })
     }
@@ -102,6 +103,11 @@ impl FoundLease {
             record.ended.as_ref().map(ToString::to_string),
         );
         set(names::ANNOTATION_HOLDER, true, record.holder_note.clone());
+        set(
+            names::ANNOTATION_SLOTS,
+            was.slots.is_some(),
+            record.slots.map(|count| count.to_string()),
+        );
         let spec = object
             .data
             .as_object_mut()

@@ -158,6 +158,7 @@ impl Server {
             next: None,
             ended: None,
             holder_note: None,
+            slots: None,
         };
         Ok(self.store(slot, made))
     }

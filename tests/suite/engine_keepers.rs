@@ -41,6 +41,7 @@ impl Stage {
         };
         let leases = (0..slots).map(|slot| LeaseRecord {
             uid: format!("L{slot}"),
+            slots: (slot == 0).then_some(slots),
             ..new_lease(100 + u64::from(slot))
         });
         let mut stage = Self {
@@ -158,6 +159,15 @@ impl Stage {
         self.put(0, *record, now);
         Some((next, then_delete.map(|claim| claim.name)))
     }
+
+    /// First of all it tells how many slots there are, once.
+    fn tells_slots(&mut self, count: u32, now: Moment) {
+        let OperatorMove::Write { what, record, .. } = self.turn(now) else {
+            panic!("it tells the number of slots");
+        };
+        assert_eq!((what, record.slots), (OperatorWrite::Slots, Some(count)));
+        self.put(0, *record, now);
+    }
 }
 
 fn waits_until(todo: &OperatorMove) -> Option<Moment> {
@@ -191,6 +201,7 @@ fn a_claim_that_holds_any_slot_is_not_next_any_more() {
     stage.name(Some("a"), at(2.0));
     stage.lock.max_holders = 1;
     stage.read_lock(at(2.0));
+    stage.tells_slots(1, at(2.0));
     assert_eq!(stage.names(at(2.0)), Some(named("b")));
 }
 
@@ -239,6 +250,7 @@ fn a_surplus_slot_is_neither_made_nor_opened_nor_waited_for() {
     assert_eq!(stage.names(at(0.0)), Some(named("a")));
     stage.lock.max_holders = 1;
     stage.read_lock(at(1.0));
+    stage.tells_slots(1, at(1.0));
     assert_eq!(
         waits_until(&stage.turn(at(9.0))),
         None,

@@ -37,6 +37,7 @@ fn lease(revision: u64) -> LeaseRecord {
         next: None,
         ended: None,
         holder_note: None,
+        slots: None,
     }
 }
 

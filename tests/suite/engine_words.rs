@@ -23,6 +23,7 @@ pub fn new_lease(revision: u64) -> LeaseRecord {
         next: None,
         ended: None,
         holder_note: None,
+        slots: None,
     }
 }
 

@@ -1,15 +1,23 @@
 //! Locks of several slots: one Lease a slot, one queue, tokens by slot.
 
+use std::time::Duration;
+
 use kube::api::DeleteParams;
 use leasehold::api::{
     DistributedLock, DistributedLockSpec, EndReason, LockClaimSpec, LockPhase, SlotStatus, names,
 };
+use leasehold::client::Locks;
+use leasehold::clock::MonoInstant;
 use leasehold::engine::ClaimRef;
 use leasehold::lease::FoundLease;
 use serde_json::json;
 
 use super::operator_claims::claim;
-use super::operator_rig::{Operator, Place, condition, in_place, lasting, message, shows_in};
+use super::operator_rig::{
+    Operator, Place, condition, config, in_place, lasting, message, shows_in,
+};
+use super::run_bench::BUSY;
+use super::server::within;
 
 fn semaphore(slots: i32, seconds: i32) -> DistributedLockSpec {
     DistributedLockSpec {
@@ -185,6 +193,44 @@ async fn max_holders_is_raised_and_lowered_while_the_lock_is_held() {
             .await;
         let again = place.take_slot("gpu", 2, "pod-5").await;
         assert!(again.token > surplus.token);
+    })
+    .await;
+}
+
+/// A newcomer saw the earliest waiter served last: nobody who waited knew of the new slots before its slow beat, and the
+/// operator passed over one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_are_added_serve_those_who_wait_at_once_and_in_their_order() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        make_free(&place, 1, 30).await;
+        place.take("gpu", "long").await;
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let mut waiters = vec![];
+        for number in 0..4 {
+            waiters.push(locks.lock("gpu").claimant(&format!("w{number}")).begin());
+            let waiting = format!("{} wait", number + 1);
+            let is_so = |lock: &DistributedLock| {
+                lock.status.as_ref().and_then(|status| status.waiters) == Some(number + 1)
+            };
+            place.lock_is("gpu", &waiting, is_so).await;
+        }
+        set_max_holders(&place, 5).await;
+        let began = MonoInstant::now();
+        let (mut tokens, mut held_now) = (vec![], vec![]);
+        for waiter in &mut waiters {
+            let guard = within(BUSY, "it is served", waiter.outcome()).await;
+            let guard = guard.expect("it holds");
+            tokens.push(guard.token());
+            held_now.push(guard);
+        }
+        let took = MonoInstant::now().saturating_duration_since(began);
+        assert!(tokens.is_sorted(), "in the order of coming: {tokens:?}");
+        assert!(
+            took < Duration::from_secs(10),
+            "not by slow beats: {took:?}"
+        );
+        assert_eq!(place.lease("gpu").await.record.slots, Some(5));
     })
     .await;
 }

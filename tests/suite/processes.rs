@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
+use leasehold::clock::MonoInstant;
 use leasehold::supervise::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
 
@@ -63,10 +65,18 @@ impl Family {
         pids
     }
 
-    /// Sends everybody a signal.
+    /// Sends everybody a signal; KILL until nobody is left, since who is being forked meanwhile is in no list.
     pub fn signal_all(&self, what: Signal) {
-        for pid in self.all() {
-            signal(pid, what);
+        let give_up = MonoInstant::now() + Duration::from_secs(10);
+        loop {
+            let all = self.all();
+            for &pid in &all {
+                signal(pid, what);
+            }
+            if what != Signal::KILL || all.is_empty() || MonoInstant::now() > give_up {
+                return;
+            }
+            std::thread::yield_now();
         }
     }
 

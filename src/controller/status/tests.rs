@@ -79,6 +79,7 @@ impl World {
             next: None,
             ended: None,
             holder_note: None,
+            slots: None,
         };
         let mut world = Self {
             lock,

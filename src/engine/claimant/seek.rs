@@ -62,6 +62,11 @@ impl Claimant {
             return Move::ReadLease(0);
         };
         let (next, turn) = (lease.next.clone(), self.turn(lease));
+        let told = lease.slots.is_some_and(|count| count != self.slot_count());
+        if told && sight.lock_is_older && matches!(turn, Turn::Mine) {
+            // There are more slots by now, or fewer.
+            return Move::ReadLock;
+        }
         let unread = self.first_unread();
         if let (Turn::Anothers(_), Some(_), Some(unread)) = (&turn, self.looking, unread) {
             return Move::ReadLease(unread);

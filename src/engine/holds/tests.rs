@@ -33,6 +33,7 @@ fn free() -> LeaseRecord {
         next: None,
         ended: None,
         holder_note: None,
+        slots: None,
     }
 }
 
