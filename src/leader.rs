@@ -19,8 +19,8 @@ use crate::client::renew::{Lifeline, Renewer, Round, boot_moment};
 use crate::client::{Released, identity};
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{
-    Answer, Claimant, Held, Hold, LeaseRecord, LockView, Moment, Move, Patience, Refusal,
-    Requester, Seen, SlotView, SpecRecord, WallMicros,
+    Answer, Claimant, Held, LeaseRecord, LockView, Moment, Move, Patience, Refusal, Requester,
+    Seen, SlotView, SpecRecord, WallMicros,
 };
 use crate::lease::{FoundLease, LeaseStore, NewLease, Put};
 
@@ -432,11 +432,9 @@ impl Election {
     /// Somebody new: each grant has an identity of its own.
     fn claimant(&self) -> Claimant {
         let who = Requester {
-            identity: self.new_identity(),
-            hold: Hold::Heartbeat,
             pod: identity::own_pod(),
             note: Some(identity::holder_note()),
-            remembered: 0,
+            ..Requester::heartbeat(self.new_identity())
         };
         // It never queues: it looks again on its own beat.
         Claimant::new(who, Patience::Try, self.times.margin())

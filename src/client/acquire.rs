@@ -25,7 +25,7 @@ use super::identity::{claimant_name, holder_note, host_name, identity, random_ui
 use super::renew::boot_moment;
 use super::{Acquire, Grace};
 use crate::api::{self, DistributedLock};
-use crate::engine::{Claimant, Held, Hold, Moment, Move, Patience, Requester, Seen, Waiting};
+use crate::engine::{Claimant, Held, Moment, Move, Patience, Requester, Seen, Waiting};
 use crate::lease::store::{CLAIMS, StoreError};
 use crate::lease::{FoundLease, LeaseStore};
 
@@ -132,11 +132,9 @@ impl Seeker {
             .or_else(|| request.pod.as_ref().map(|pod| pod.name.clone()));
         let claimant_name = claimant_name(&name.unwrap_or_else(host_name));
         let who = Requester {
-            identity: identity(&claimant_name, &random_uid()),
-            hold: Hold::Heartbeat,
             pod: request.pod.clone(),
             note: Some(holder_note()),
-            remembered: 0,
+            ..Requester::heartbeat(identity(&claimant_name, &random_uid()))
         };
         let grace = match request.kill_grace {
             Grace::UpTo(grace) | Grace::Exactly(grace) => grace,

@@ -27,6 +27,20 @@ pub struct Requester {
     pub remembered: i64,
 }
 
+impl Requester {
+    /// One that beats itself, of which nothing else is known.
+    #[must_use]
+    pub fn heartbeat(identity: impl Into<String>) -> Self {
+        Self {
+            identity: identity.into(),
+            hold: Hold::Heartbeat,
+            pod: None,
+            note: None,
+            remembered: 0,
+        }
+    }
+}
+
 /// What a take does with `next`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NextChange {

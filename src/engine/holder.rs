@@ -440,10 +440,7 @@ mod tests {
         let record = LeaseRecord {
             uid: "L1".to_owned(),
             resource_version: 7,
-            deleting: false,
             lock_label: Some("lock".to_owned()),
-            shared_with: None,
-            owners: Vec::new(),
             spec: SpecRecord {
                 holder: "a/1".to_owned(),
                 duration_seconds: Some(15),
@@ -451,10 +448,7 @@ mod tests {
                 ..SpecRecord::default()
             },
             grant: GrantNote::V1(grant.clone()),
-            next: None,
-            ended: None,
-            holder_note: None,
-            slots: None,
+            ..LeaseRecord::default()
         };
         Held::new(grant, record, secs(10), secs(3))
     }

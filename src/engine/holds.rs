@@ -456,7 +456,7 @@ fn hold_shown(slot: &SlotSight<'_>) -> Option<Hold> {
 /// What the operator does for the claim whose turn it is, if `claim` tells that it keeps the hold of that one, and some
 /// slot is free: the number of that slot, and the move. `None`: nothing to take.
 #[must_use]
-pub fn take(
+pub(super) fn take(
     slots: &[SlotSight<'_>],
     queue: &Queue,
     claim: impl Fn(&ClaimRef) -> Option<HoldClaim>,

@@ -23,8 +23,8 @@ pub struct SpecRecord {
     pub rest: String,
 }
 
-/// A Lease as it was read, or as it is to be written in place of the one that was read.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A Lease as it was read, or as it is to be written in place of the one that was read. The default says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LeaseRecord {
     /// `metadata.uid`: part of every guarded write.
     pub uid: String,

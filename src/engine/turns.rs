@@ -1,19 +1,20 @@
 //! Whose turn it is: the operator's part in the one queue that a lock has for all its slots.
 //!
-//! [`Turns`] looks at the [`Keeper`]s of all slots and at the claims, and writes one thing: `next`, on slot 0's Lease.
-//! It names the first claim where nobody is named, repairs a `next` that does not count, passes over who does not
-//! take a slot that could be taken, and lets a claim of higher priority go first.
+//! [`Turns`] looks at the [`Keeper`]s of all slots and at the claims. For a Fixed or Pod claim whose turn it is it takes
+//! for it. Otherwise it writes one thing: `next`, on slot 0's Lease. It names the first claim where nobody
+//! is named, repairs a `next` that does not count, passes over who does not take a slot that could be taken, and lets a
+//! claim of higher priority go first.
 
 use std::collections::BTreeSet;
 
-use super::Moment;
 use super::change;
 use super::claimant::PASS_OVER_AFTER;
-use super::holds::LOOK_AGAIN;
+use super::holds::{self, HoldClaim, LOOK_AGAIN};
 use super::operator::{Keeper, OperatorMove, OperatorWrite, wait, write};
 use super::queue::Queue;
 use super::record::{ClaimRef, Hold, LeaseRecord};
 use super::standing::Standing;
+use super::{Moment, WallMicros};
 
 /// What the leader knows of one lock's turns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,9 +48,40 @@ impl Turns {
         self.out_of_view = None;
     }
 
-    /// What the leader does at `now` about the turn: a write is of slot 0's Lease. `slots` are the keepers of the
-    /// lock, each after its own [`Keeper::decide`]; `queue` is made with the holders of all of them.
-    pub fn decide(&mut self, slots: &[&Keeper], queue: &Queue, now: Moment) -> OperatorMove {
+    /// What the leader does at `now` about the turn, and on which slot's Lease. `slots` are the keepers of the lock,
+    /// each after its own [`Keeper::decide`]; `queue` is made with the holders of all of them; `claim` tells which
+    /// claims' holds the operator keeps.
+    ///
+    /// A take for such a claim stands back behind whatever is to be written about the turn of somebody who is named, but
+    /// for passing over: it is its turn, and a take is what it would be passed over for.
+    pub fn decide(
+        &mut self,
+        slots: &[&Keeper],
+        queue: &Queue,
+        claim: impl Fn(&ClaimRef) -> Option<HoldClaim>,
+        now: Moment,
+        wall: WallMicros,
+    ) -> (u32, OperatorMove) {
+        let sights: Vec<_> = slots.iter().filter_map(|slot| slot.sight(now)).collect();
+        let take = holds::take(&sights, queue, claim, wall);
+        let nobody_is_named = sights
+            .iter()
+            .any(|slot| slot.lock.number == 0 && slot.lease.next.is_none());
+        if nobody_is_named && let Some(take) = take {
+            // Naming it first would cost a write, and a take of slot 0 moves the queue itself.
+            return take;
+        }
+        let todo = self.say(slots, queue, now);
+        let leaves_it = match &todo {
+            OperatorMove::Wait { .. } => true,
+            OperatorMove::Write { what, .. } => *what == OperatorWrite::PassOver,
+            _ => false,
+        };
+        take.filter(|_| leaves_it).unwrap_or((0, todo))
+    }
+
+    /// What there is to say of whose turn it is: a write is of slot 0's Lease.
+    fn say(&mut self, slots: &[&Keeper], queue: &Queue, now: Moment) -> OperatorMove {
         let takeable = slots.iter().filter_map(|slot| slot.takeable_since()).min();
         if takeable.is_none() {
             self.named = None;

@@ -2,7 +2,7 @@
 //! [`keeping`](super::keeping).
 
 use leasehold::engine::{
-    Answer, ClaimRef, Claimant, Held, Hold, LeaseRecord, Moment, Patience, Requester, Served, Write,
+    Answer, ClaimRef, Claimant, Held, LeaseRecord, Moment, Patience, Requester, Served, Write,
 };
 
 use super::part::Part;
@@ -91,13 +91,7 @@ pub struct Client {
 
 impl Client {
     pub fn new(number: usize, patience: Patience, priority: i32, server: &mut Server) -> Self {
-        let who = Requester {
-            identity: identity(number, &server.new_uid()),
-            hold: Hold::Heartbeat,
-            pod: None,
-            note: None,
-            remembered: 0,
-        };
+        let who = Requester::heartbeat(identity(number, &server.new_uid()));
         Self {
             number,
             priority,

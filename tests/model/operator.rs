@@ -174,26 +174,12 @@ impl Operator {
 
     fn decide_turn(&mut self, now: Moment, wall: WallMicros) -> (u32, OperatorMove) {
         let queue = self.queue();
-        let sights: Vec<_> = self.keepers.iter().filter_map(|k| k.sight(now)).collect();
+        let keepers: Vec<_> = self.keepers.iter().collect();
         let claim = |claim: &ClaimRef| {
             let kept = self.kept.iter().find(|kept| kept.claim.claim == *claim)?;
             Some(kept.seen(self.pod_lives))
         };
-        let take = holds::take(&sights, &queue, claim, wall);
-        let nobody_is_named = sights
-            .iter()
-            .any(|slot| slot.lock.number == 0 && slot.lease.next.is_none());
-        if nobody_is_named && let Some(take) = take {
-            return take;
-        }
-        let keepers: Vec<_> = self.keepers.iter().collect();
-        let todo = self.turns.decide(&keepers, &queue, now);
-        let leaves_it = match &todo {
-            OperatorMove::Wait { .. } => true,
-            OperatorMove::Write { what, .. } => *what == OperatorWrite::PassOver,
-            _ => false,
-        };
-        take.filter(|_| leaves_it).unwrap_or((0, todo))
+        self.turns.decide(&keepers, &queue, claim, now, wall)
     }
 
     /// What status is to say; `None` if it says so.

@@ -148,17 +148,11 @@ impl Server {
         };
         let made = LeaseRecord {
             uid,
-            resource_version: 0,
-            deleting: false,
             lock_label: (!adopts).then(|| name.clone()),
             shared_with: adopts.then_some(name),
             owners,
             spec: spec.clone(),
-            grant: leasehold::engine::GrantNote::Absent,
-            next: None,
-            ended: None,
-            holder_note: None,
-            slots: None,
+            ..LeaseRecord::default()
         };
         Ok(self.store(slot, made))
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use leasehold::engine::{
-    Hold, LeaseRecord, Moment, NextChange, OperatorWrite, Requester, SlotView, Standing, change,
+    LeaseRecord, Moment, NextChange, OperatorWrite, Requester, SlotView, Standing, change,
 };
 use stateright::{Model, Property};
 
@@ -273,13 +273,7 @@ impl World {
 fn occupy(server: &mut Server) -> i64 {
     let uid = server.new_uid();
     let lease = server.lease(0).expect("it is opened").clone();
-    let who = Requester {
-        identity: format!("long/{uid}"),
-        hold: Hold::Heartbeat,
-        pod: None,
-        note: None,
-        remembered: 0,
-    };
+    let who = Requester::heartbeat(format!("long/{uid}"));
     let lock = server.lock.view(0);
     let taken = change::take(&lock, &lease, Standing::Free, &who, NextChange::Keep, 0);
     let taken = taken.expect("it is free");

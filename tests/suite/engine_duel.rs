@@ -4,25 +4,13 @@ use std::time::Duration;
 
 use leasehold::engine::{
     Answer, ClaimView, Claimant, Keeper, LeaseRecord, LockView, Move, OperatorMove, Patience,
-    Queue, QueueOrder, Seen, SlotView, Turns,
+    Queue, QueueOrder, Seen, Turns,
 };
 
-use super::engine_words::{claim, claim_view, claimant, identity, new_lease};
+use super::engine_words::{claim, claimant, identity, lock, new_lease, ranked};
 
 /// More writes than these few come to a decision with.
 const TOO_MANY: usize = 20;
-
-fn lock(order: QueueOrder) -> LockView {
-    LockView {
-        name: "lock".to_owned(),
-        uid: "lock-1".to_owned(),
-        order,
-        duration_seconds: 15,
-        longest_seconds: Some(15),
-        slot: Some(SlotView::default()),
-        ..LockView::default()
-    }
-}
 
 /// Everybody at the Lease of a lock that is held for an hour, each reacting to what the others wrote.
 struct Table {
@@ -38,29 +26,27 @@ impl Table {
     /// `names` as in the transcripts: `!` is one of whom the operator knows that its Pod is gone, though it lives; `*` one
     /// whose hold the operator keeps.
     fn new(order: QueueOrder, names: &[(&str, i32)]) -> Self {
+        let lock = LockView { order, ..lock() };
         let mut lease = new_lease(100);
         lease.spec.holder = identity("long");
         lease.spec.duration_seconds = Some(3600);
         let claims: Vec<_> = names
             .iter()
             .enumerate()
-            .map(|(at, (name, priority))| ClaimView {
-                priority: *priority,
-                ..claim_view(name, at)
-            })
+            .map(|(at, (name, priority))| ranked(name, at, *priority))
             .collect();
         let waiting = names.iter().filter(|(name, _)| !name.contains('*'));
         let waiters = waiting.map(|(name, _)| {
             let name = name.trim_end_matches('!');
             let mut waiter = claimant(Patience::Wait);
-            waiter.lock_read(Some(vec![lock(order)]), Duration::ZERO);
+            waiter.lock_read(Some(vec![lock.clone()]), Duration::ZERO);
             waiter.lease_seen(0, Some(lease.clone()), Seen::Read, Duration::ZERO);
             waiter.joined(claim(name), identity(name));
             waiter
         });
         Self {
-            lock: lock(order),
             waiters: waiters.collect(),
+            lock,
             lease,
             claims,
             operator: (Keeper::default(), Turns::default()),
@@ -94,7 +80,7 @@ impl Table {
             };
             let holders = self.lease.holder_uid();
             let queue = Queue::new(self.claims.iter().cloned(), holders, self.lock.order);
-            match turns.decide(&[keeper], &queue, now) {
+            match turns.decide(&[keeper], &queue, |_| None, now, 0).1 {
                 OperatorMove::Write { record, .. } => self.put(*record),
                 OperatorMove::Wait { .. } => return self.writes > before,
                 other => panic!("{other:?}"),

@@ -5,69 +5,11 @@ use std::time::Duration;
 use leasehold::engine::{
     Answer, ClaimRef, ClaimView, Claimant, EndKind, Ended, Grant, GrantId, GrantNote, Held, Hold,
     LeaseRecord, LockView, Move, NextChange, Observation, Patience, PodRef, Queue, QueueOrder,
-    Refusal, Requester, Seen, SlotView, SpecRecord, Standing, Terms, TermsError, Waiting, change,
-    standing, token,
+    Refusal, Requester, Seen, Standing, Take, Terms, TermsError, Waiting, change, standing, token,
 };
 use proptest::prelude::*;
 
-fn lock() -> LockView {
-    LockView {
-        name: "lock".to_owned(),
-        uid: "lock-1".to_owned(),
-        duration_seconds: 15,
-        longest_seconds: Some(15),
-        slot: Some(SlotView::default()),
-        ..LockView::default()
-    }
-}
-
-fn lease(revision: u64) -> LeaseRecord {
-    LeaseRecord {
-        uid: "L1".to_owned(),
-        resource_version: revision,
-        deleting: false,
-        lock_label: Some("lock".to_owned()),
-        shared_with: None,
-        owners: Vec::new(),
-        spec: SpecRecord {
-            duration_seconds: Some(1),
-            ..SpecRecord::default()
-        },
-        grant: GrantNote::Absent,
-        next: None,
-        ended: None,
-        holder_note: None,
-        slots: None,
-    }
-}
-
-fn who(identity: &str) -> Requester {
-    Requester {
-        identity: identity.to_owned(),
-        hold: Hold::Heartbeat,
-        pod: None,
-        note: None,
-        remembered: 0,
-    }
-}
-
-fn claim(name: &str) -> ClaimRef {
-    ClaimRef {
-        name: name.to_owned(),
-        uid: format!("uid-{name}"),
-    }
-}
-
-fn view(name: &str, ticket: u64) -> ClaimView {
-    ClaimView {
-        claim: claim(name),
-        ticket,
-        priority: 0,
-        hold: Hold::Heartbeat,
-        waiting: true,
-        dead: false,
-    }
-}
+use super::engine_words::{claim, claim_view, claimant, identity, lock, new_lease, ranked};
 
 const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -97,9 +39,14 @@ fn terms_keep_their_order() {
 
 #[test]
 fn a_queue_goes_round_and_leaves_out_the_dead_and_the_holder() {
-    let mut claims = vec![view("c", 30), view("a", 10), view("b", 20), view("gone", 5)];
+    let mut claims = vec![
+        claim_view("c", 30),
+        claim_view("a", 10),
+        claim_view("b", 20),
+        claim_view("gone", 5),
+    ];
     claims[3].waiting = false;
-    let mut held = lease(1);
+    let mut held = new_lease(1);
     let queue = Queue::new(claims.clone(), held.holder_uid(), QueueOrder::Fifo);
     let names: Vec<_> = queue
         .claims()
@@ -116,7 +63,7 @@ fn a_queue_goes_round_and_leaves_out_the_dead_and_the_holder() {
     claims[1].dead = true;
     let queue = Queue::new(claims.clone(), held.holder_uid(), QueueOrder::Fifo);
     assert_eq!(queue.first(), Some(&claim("b")));
-    held.spec.holder = "b/uid-b".to_owned();
+    held.spec.holder = identity("b");
     let queue = Queue::new(claims, held.holder_uid(), QueueOrder::Fifo);
     assert_eq!(queue.first(), Some(&claim("c")));
     assert_eq!(queue.after(&claim("c")), None, "never oneself");
@@ -124,10 +71,6 @@ fn a_queue_goes_round_and_leaves_out_the_dead_and_the_holder() {
 
 #[test]
 fn where_priority_counts_the_higher_claim_goes_first_and_equal_ones_in_the_order_of_coming() {
-    let ranked = |name, ticket, priority| ClaimView {
-        priority,
-        ..view(name, ticket)
-    };
     let claims = [
         ranked("low", 10, -5),
         ranked("early", 20, 3),
@@ -158,7 +101,7 @@ fn where_priority_counts_the_higher_claim_goes_first_and_equal_ones_in_the_order
 
 #[test]
 fn an_observation_restarts_at_changes_of_spec_and_at_lists_that_may_have_missed_some() {
-    let first = lease(1);
+    let first = new_lease(1);
     let mut seen = Observation::first(&first, secs(0));
     let annotated = change::name(
         &LeaseRecord {
@@ -193,18 +136,17 @@ fn an_observation_restarts_at_changes_of_spec_and_at_lists_that_may_have_missed_
     assert_eq!(seen.since(), secs(5));
 }
 
+/// A grant of the free lock, written at revision 101.
+fn taken(lock: &LockView) -> Take {
+    let who = Requester::heartbeat("a/1");
+    let free = new_lease(100);
+    change::take(lock, &free, Standing::Free, &who, NextChange::Keep, 0).unwrap()
+}
+
 #[test]
 fn a_shorter_duration_moves_the_deadline_when_it_is_sent() {
     let mut lock = lock();
-    let take = change::take(
-        &lock,
-        &lease(100),
-        Standing::Free,
-        &who("a/1"),
-        NextChange::Keep,
-        0,
-    )
-    .unwrap();
+    let take = taken(&lock);
     let record = LeaseRecord {
         resource_version: 101,
         ..take.record
@@ -240,15 +182,7 @@ fn a_shorter_duration_moves_the_deadline_when_it_is_sent() {
 #[test]
 fn a_take_answered_late_leaves_what_is_left_of_its_lease() {
     let lock = lock();
-    let take = change::take(
-        &lock,
-        &lease(100),
-        Standing::Free,
-        &who("a/1"),
-        NextChange::Keep,
-        0,
-    )
-    .unwrap();
+    let take = taken(&lock);
     let held = Held::new(take.grant, take.record, secs(0), secs(1));
     assert!(held.is_held(secs(10)));
     assert!(
@@ -259,10 +193,10 @@ fn a_take_answered_late_leaves_what_is_left_of_its_lease() {
 }
 
 fn waiting(lock: &LockView, lease: LeaseRecord, claims: Vec<ClaimView>) -> Claimant {
-    let mut me = Claimant::new(who("me/0"), Patience::Wait, Duration::ZERO);
+    let mut me = claimant(Patience::Wait);
     me.lock_read(Some(vec![lock.clone()]), secs(0));
     me.lease_seen(0, Some(lease), Seen::Read, secs(0));
-    me.joined(claim("me"), "me/uid-me".to_owned());
+    me.joined(claim("me"), identity("me"));
     me.claims_listed(claims);
     me
 }
@@ -271,9 +205,13 @@ fn waiting(lock: &LockView, lease: LeaseRecord, claims: Vec<ClaimView>) -> Claim
 fn a_hold_in_between_restarts_the_two_seconds() {
     let free = LeaseRecord {
         next: Some(claim("a")),
-        ..lease(100)
+        ..new_lease(100)
     };
-    let mut me = waiting(&lock(), free.clone(), vec![view("a", 1), view("me", 2)]);
+    let mut me = waiting(
+        &lock(),
+        free.clone(),
+        vec![claim_view("a", 1), claim_view("me", 2)],
+    );
     let turn = |until| Move::Wait {
         until: Some(secs(until)),
         why: Waiting::Turn,
@@ -299,7 +237,7 @@ fn a_hold_in_between_restarts_the_two_seconds() {
 
 #[test]
 fn a_lease_that_goes_makes_the_lock_be_read() {
-    let mut me = waiting(&lock(), lease(100), vec![view("me", 2)]);
+    let mut me = waiting(&lock(), new_lease(100), vec![claim_view("me", 2)]);
     me.lease_seen(0, None, Seen::Watched, secs(1));
     assert_eq!(me.decide(secs(1), 0), Move::ReadLease(0));
     me.lease_seen(0, None, Seen::Read, secs(1));
@@ -313,13 +251,13 @@ fn the_lock_is_read_again_for_each_attempt_to_replace_a_silent_holder() {
     let named = |revision, name: &str| {
         let mut record = LeaseRecord {
             next: Some(claim(name)),
-            ..lease(revision)
+            ..new_lease(revision)
         };
         record.spec.holder = "dead/9".to_owned();
         record.spec.duration_seconds = Some(15);
         record
     };
-    let claims = vec![view("me", 1), view("b", 2)];
+    let claims = vec![claim_view("me", 1), claim_view("b", 2)];
     let mut me = waiting(&lock(), named(100, "me"), claims.clone());
     assert_eq!(me.decide(secs(15), 0), Move::ReadLock);
     me.lock_read(Some(vec![lock()]), secs(15));
@@ -340,13 +278,13 @@ fn the_lock_is_read_again_for_each_attempt_to_replace_a_silent_holder() {
 fn a_withdrawn_claim_is_made_again_and_who_leaves_moves_next_first() {
     let mut held = LeaseRecord {
         next: Some(claim("me")),
-        ..lease(100)
+        ..new_lease(100)
     };
     held.spec.holder = "other/9".to_owned();
-    let mut me = waiting(&lock(), held.clone(), vec![view("a", 1)]);
+    let mut me = waiting(&lock(), held.clone(), vec![claim_view("a", 1)]);
     assert_eq!(me.claim(), None);
     assert_eq!(me.decide(secs(0), 0), Move::MakeClaim);
-    let mut me = waiting(&lock(), held, vec![view("me", 1), view("b", 2)]);
+    let mut me = waiting(&lock(), held, vec![claim_view("me", 1), claim_view("b", 2)]);
     me.stop();
     let Move::Write(write) = me.decide(secs(0), 0) else {
         panic!("it moves next first");
@@ -401,7 +339,7 @@ proptest! {
     fn tokens_rise_and_belong_to_one_grant(events in proptest::collection::vec(event(), 1..80)) {
         let lock = lock();
         let mut revision = 100_u64;
-        let mut now = lease(revision);
+        let mut now = new_lease(revision);
         let mut twin = Twin::default();
         let mut mine: Option<Grant> = None;
         let mut old = GrantNote::Absent;
@@ -414,7 +352,7 @@ proptest! {
                     if matches!(event, Event::Take) && standing != Standing::Free {
                         continue;
                     }
-                    let who = who(&format!("me/{wall}"));
+                    let who = Requester::heartbeat(format!("me/{wall}"));
                     let take = change::take(&lock, &now, standing, &who, NextChange::Keep, wall).unwrap();
                     prop_assert_eq!(take.record.spec.transitions, before.spec.transitions + 1);
                     prop_assert!(take.grant.token.get() > twin.highest);
@@ -477,7 +415,7 @@ proptest! {
                 }
                 Event::Delete => {
                     let missing = change::missing(&lock, wall);
-                    LeaseRecord { uid: format!("L{wall}"), spec: missing, ..lease(0) }
+                    LeaseRecord { uid: format!("L{wall}"), spec: missing, ..new_lease(0) }
                 }
                 Event::Pass(by) => {
                     revision += u64::from(by);
@@ -514,7 +452,7 @@ proptest! {
             if let Some(claim) = ClaimRef::parse(&text) {
                 prop_assert_eq!(claim.to_string(), text.clone());
             }
-            let mut lease = lease(7);
+            let mut lease = new_lease(7);
             lease.grant = note;
             lease.spec.holder = text;
             let seen = Observation::first(&lease, secs(0));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leasehold::engine::{
     Answer, ClaimView, Claimant, LeaseRecord, LockView, Move, Patience, QueueOrder, Refusal, Seen,
-    SlotView, Take, Write,
+    Take, Write,
 };
 
-use super::engine_words::{claim, claim_view, claimant, identity, new_lease};
+use super::engine_words::{claim, claim_view, claimant, identity, lock, new_lease};
 
 const HOUR: i64 = 3600;
 
@@ -17,14 +17,9 @@ const fn secs(seconds: u64) -> Duration {
 
 fn views(slots: u32) -> Vec<LockView> {
     let view = |number| LockView {
-        name: "lock".to_owned(),
-        uid: "lock-1".to_owned(),
         number,
         max_holders: slots,
-        duration_seconds: 15,
-        longest_seconds: Some(15),
-        slot: Some(SlotView::default()),
-        ..LockView::default()
+        ..lock()
     };
     (0..slots).map(view).collect()
 }

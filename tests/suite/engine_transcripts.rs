@@ -14,7 +14,7 @@ use leasehold::engine::{
 };
 
 use super::engine_words::{
-    claim, claim_view, claimant, hold, identity, new_lease, said, seconds, summary,
+    claim, claim_view, claimant, hold, identity, lock, new_lease, said, seconds, summary,
 };
 
 #[test]
@@ -84,18 +84,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let lock = LockView {
-            name: "lock".to_owned(),
-            uid: "lock-1".to_owned(),
-            duration_seconds: 15,
-            longest_seconds: Some(15),
-            slot: Some(SlotView::default()),
-            ..LockView::default()
-        };
         Self {
             now: Moment::ZERO,
             wall_ahead: 0,
-            lock,
+            lock: lock(),
             revision: 100,
             lease: None,
             seen: None,
@@ -299,13 +291,11 @@ impl Stage {
 
     fn take(&mut self, who: &str, values: &BTreeMap<&str, &str>) -> Vec<String> {
         let who = Requester {
-            identity: identity(who),
             hold: values
                 .get("hold")
                 .map_or(Hold::Heartbeat, |word| hold(word)),
-            pod: None,
-            note: None,
             remembered: self.remembered,
+            ..Requester::heartbeat(identity(who))
         };
         let Some(standing) = self.standing() else {
             return vec!["no lease".to_owned()];
@@ -533,7 +523,7 @@ fn decide_one(
         OperatorMove::Wait {
             until,
             stalled: None,
-        } => match turns.decide(&[keeper], queue, now) {
+        } => match turns.decide(&[keeper], queue, |_| None, now, wall).1 {
             OperatorMove::Wait { until: other, .. } => OperatorMove::Wait {
                 until: until.into_iter().chain(other).min(),
                 stalled: None,

@@ -1,40 +1,40 @@
-//! The words of the transcripts: names of claims and claimants, and Leases in one line.
+//! The words of the engine's tests: a lock and its Lease, names of claims and claimants, and Leases in one line.
 
 use std::fmt::Write as _;
 
 use leasehold::engine::{
-    ClaimRef, ClaimView, Claimant, EndKind, Ended, GrantNote, Hold, LeaseRecord, Moment, Patience,
-    Requester, SpecRecord, Standing,
+    ClaimRef, ClaimView, Claimant, EndKind, Ended, Hold, LeaseRecord, LockView, Moment, Patience,
+    Requester, SlotView, SpecRecord, Standing,
 };
 
 pub fn new_lease(revision: u64) -> LeaseRecord {
     LeaseRecord {
         uid: "L1".to_owned(),
         resource_version: revision,
-        deleting: false,
         lock_label: Some("lock".to_owned()),
-        shared_with: None,
         owners: vec![("lock".to_owned(), "lock-1".to_owned())],
         spec: SpecRecord {
             duration_seconds: Some(1),
             ..SpecRecord::default()
         },
-        grant: GrantNote::Absent,
-        next: None,
-        ended: None,
-        holder_note: None,
-        slots: None,
+        ..LeaseRecord::default()
+    }
+}
+
+/// A lock of one slot that is open.
+pub fn lock() -> LockView {
+    LockView {
+        name: "lock".to_owned(),
+        uid: "lock-1".to_owned(),
+        duration_seconds: 15,
+        longest_seconds: Some(15),
+        slot: Some(SlotView::default()),
+        ..LockView::default()
     }
 }
 
 pub fn claimant(patience: Patience) -> Claimant {
-    let who = Requester {
-        identity: identity("me0"),
-        hold: Hold::Heartbeat,
-        pod: None,
-        note: None,
-        remembered: 0,
-    };
+    let who = Requester::heartbeat(identity("me0"));
     Claimant::new(who, patience, Moment::ZERO)
 }
 
@@ -70,6 +70,13 @@ pub fn claim_view(name: &str, at: usize) -> ClaimView {
         hold: if fixed { Hold::Fixed } else { Hold::Heartbeat },
         waiting: true,
         dead,
+    }
+}
+
+pub fn ranked(name: &str, at: usize, priority: i32) -> ClaimView {
+    ClaimView {
+        priority,
+        ..claim_view(name, at)
     }
 }
 

@@ -32,7 +32,9 @@ mod engine_duel;
 mod engine_keepers;
 mod engine_rules;
 mod engine_slots;
+mod engine_stage;
 mod engine_transcripts;
+mod engine_turns;
 mod engine_words;
 #[cfg(feature = "fence-postgres")]
 mod fence;

@@ -15,7 +15,7 @@ use leasehold::api::{DistributedLock, DistributedLockSpec, LockClaim, names};
 use leasehold::client::identity::{identity, random_uid};
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::engine::change::{self, NextChange, Requester};
-use leasehold::engine::{Grant, Hold, PodRef, Standing};
+use leasehold::engine::{Grant, PodRef, Standing};
 use leasehold::lease::view::lock_view;
 use leasehold::lease::{FoundLease, LeaseStore, Put, lease_resource};
 use rustix::process::{Pid, Signal, kill_process};
@@ -308,11 +308,9 @@ impl Place {
     ) -> Grant {
         let lock = self.locks.get(name).await.expect("the lock");
         let who = Requester {
-            identity,
-            hold: Hold::Heartbeat,
             pod,
             note: Some(json!({"node": "node-7", "host": "h", "pid": 1}).to_string()),
-            remembered: 0,
+            ..Requester::heartbeat(identity)
         };
         let view = lock_view(&lock, slot, false);
         let lease = lock.slot_lease_name(slot);

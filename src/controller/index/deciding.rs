@@ -7,8 +7,8 @@ use crate::api::{DistributedLock, LockClaim};
 use crate::controller::claims::SlotLease;
 use crate::controller::claims::holds::hold_claim;
 use crate::engine::{
-    ClaimRef, Hold, HoldClaim, Holder, LeaseRecord, Moment, OperatorMove, OperatorWrite, Queue,
-    QueueOrder, WallMicros, holds,
+    ClaimRef, Hold, HoldClaim, Holder, LeaseRecord, Moment, OperatorMove, Queue, QueueOrder,
+    WallMicros, holds,
 };
 use crate::lease::view::{claim_view, lock_view};
 
@@ -111,28 +111,14 @@ impl Index {
             .iter()
             .filter_map(|lease| Some(&self.slots.get(lease)?.keeper));
         let keepers: Vec<_> = keepers.collect();
-        let sights = keepers.iter().filter_map(|keeper| keeper.sight(now));
-        let sights: Vec<_> = sights.collect();
+        let (claims, pods) = (self.claims.get(lock), &self.pods);
         let claim = |claim: &ClaimRef| {
-            let found = self.claims.get(lock)?.get(&claim.name)?;
+            let found = claims?.get(&claim.name)?;
             let same = found.metadata.uid.as_deref() == Some(&claim.uid);
-            self.hold_claim(found).filter(|_| same)
+            hold_claim(found, pods.of_hold(found)).filter(|_| same)
         };
-        let take = holds::take(&sights, &queue, claim, wall);
-        let nobody_is_named = sights
-            .iter()
-            .any(|slot| slot.lock.number == 0 && slot.lease.next.is_none());
-        if nobody_is_named && let Some(take) = take {
-            return take;
-        }
         let turns = self.turns.entry(lock.clone()).or_default();
-        let todo = turns.decide(&keepers, &queue, now);
-        let leaves_it = match &todo {
-            OperatorMove::Wait { .. } => true,
-            OperatorMove::Write { what, .. } => *what == OperatorWrite::PassOver,
-            _ => false,
-        };
-        take.filter(|_| leaves_it).unwrap_or((0, todo))
+        turns.decide(&keepers, &queue, claim, now, wall)
     }
 
     /// Whether the claim of the last grant that status shows for the slot has its final phase: then nobody believes in

@@ -7,7 +7,7 @@ use crate::api::{DistributedLockSpec, EndReason, FencingToken, SlotStatus};
 use crate::controller::index::Slot;
 use crate::controller::news::note_news;
 use crate::engine::change::{self, NextChange, Requester};
-use crate::engine::{EndKind, GrantNote, SpecRecord, Standing};
+use crate::engine::{EndKind, GrantNote, Standing};
 use crate::lease::view::lock_view;
 
 /// Something that happens to a Lease.
@@ -70,16 +70,8 @@ impl World {
         let lease = |slot: u64| LeaseRecord {
             uid: format!("u{slot}"),
             resource_version: 10 + slot,
-            deleting: false,
             lock_label: Some("nightly".into()),
-            shared_with: None,
-            owners: vec![],
-            spec: SpecRecord::default(),
-            grant: GrantNote::Absent,
-            next: None,
-            ended: None,
-            holder_note: None,
-            slots: None,
+            ..LeaseRecord::default()
         };
         let mut world = Self {
             lock,
@@ -135,13 +127,8 @@ impl World {
         match step {
             Step::Take => {
                 self.people += 1;
-                let who = Requester {
-                    identity: format!("pod/00000000-0000-4000-8000-{:012}", self.people),
-                    hold: Hold::Heartbeat,
-                    pod: None,
-                    note: None,
-                    remembered: 0,
-                };
+                let who = format!("pod/00000000-0000-4000-8000-{:012}", self.people);
+                let who = Requester::heartbeat(who);
                 let standing = if lease.is_free() {
                     Standing::Free
                 } else {

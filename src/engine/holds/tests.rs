@@ -21,19 +21,12 @@ fn free() -> LeaseRecord {
     LeaseRecord {
         uid: "lease".to_owned(),
         resource_version: 7,
-        deleting: false,
         lock_label: Some("nightly".to_owned()),
-        shared_with: None,
-        owners: vec![],
         spec: SpecRecord {
             transitions: 3,
             ..SpecRecord::default()
         },
-        grant: GrantNote::Absent,
-        next: None,
-        ended: None,
-        holder_note: None,
-        slots: None,
+        ..LeaseRecord::default()
     }
 }
 
