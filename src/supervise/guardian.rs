@@ -293,8 +293,7 @@ impl Running {
 
     fn note_reason(&mut self) {
         // It may have ended by itself just now, not yet reaped.
-        let main = self.main.as_raw_nonzero().get();
-        let runs = self.status.is_none() && Process::read(main).is_some_and(|main| !main.zombie);
+        let runs = self.status.is_none() && Process::runs(self.main);
         if runs && self.killed_for.is_none() {
             self.killed_for = self.plan.reason();
         }

@@ -119,7 +119,8 @@ impl Keeper {
         let now = BootInstant::now();
         let Deadlines { soft, hard } = watched.in_force();
         if now >= hard {
-            watched.ending.get_or_insert(EndReason::Deadline);
+            let reason = *watched.ending.get_or_insert(EndReason::Deadline);
+            watched.note_killed_for(reason);
             watched.next_pass = Some(now + KILL_PASS_EVERY);
             kill_all(self.guardian.as_raw_nonzero().get(), || {
                 self.below_guardian()
@@ -131,6 +132,7 @@ impl Keeper {
         } else if watched.term_at().is_some_and(|at| now >= at) {
             watched.termed = true;
             let reason = *watched.ending.get_or_insert(EndReason::Deadline);
+            watched.note_killed_for(reason);
             let _ = self.outbox.send(Event::Ending(Some(reason)));
             let below = self.below_guardian();
             signal_all(&below, Signal::TERM);
@@ -173,7 +175,13 @@ impl Keeper {
                     watched.ending = watched.ending.or(reason);
                     let _ = self.outbox.send(Event::Ending(reason));
                 }
-                ToWrapper::Ended(ended) => return Some(ended),
+                ToWrapper::Ended(ended) => {
+                    // One that was frozen found the command ended, and can't know that it was by us.
+                    return Some(ChildEnded {
+                        killed_for: ended.killed_for.or(watched.killed_for),
+                        ..ended
+                    });
+                }
             }
         }
         (self.channel.is_closed() && self.command.is_some()).then(|| self.stand_in())

@@ -23,6 +23,7 @@ pub(super) struct Process {
     pub parent: i32,
     pub group: i32,
     pub session: i32,
+    /// Nothing of it runs any more; it waits for its parent to take note.
     pub zombie: bool,
     /// In clock ticks since the boot; together with `pid` it names one process.
     pub started: u64,
@@ -34,14 +35,21 @@ impl Process {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// Whether anything of it runs; a stopped process counts.
+    pub fn runs(pid: Pid) -> bool {
+        Self::read(pid.as_raw_nonzero().get()).is_some_and(|process| !process.zombie)
+    }
+
     fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
         // The second field is the name in brackets; it may contain brackets, blanks and bytes of any kind itself.
         let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
         let rest = std::str::from_utf8(stat.get(after_name..)?).ok()?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // The state is the main thread's; when that one has ended, others may go on, and nobody can reap the process.
+        let threads: u32 = fields.get(17)?.parse().ok()?;
         Some(Self {
             pid,
-            zombie: matches!(*fields.first()?, "Z" | "X" | "x"),
+            zombie: matches!(*fields.first()?, "Z" | "X" | "x") && threads <= 1,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             session: fields.get(3)?.parse().ok()?,
@@ -179,6 +187,18 @@ mod tests {
                 started: 9876
             }
         );
+    }
+
+    #[test]
+    fn a_process_is_a_zombie_once_its_last_thread_has_ended() {
+        let zombie = |state: &str, threads: u32| {
+            let stat = format!(
+                "42 (a) {state} 7 42 43 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 {threads} 0 9876 1 2"
+            );
+            Process::parse(42, stat.as_bytes()).unwrap().zombie
+        };
+        assert!(zombie("Z", 1) && zombie("X", 0));
+        assert!(!zombie("Z", 2) && !zombie("S", 1) && !zombie("T", 2));
     }
 
     #[test]

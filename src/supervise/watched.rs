@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 use tokio::sync::oneshot;
 
+use super::tree::Process;
 use super::wrapper::{ExtendError, StartError};
 use super::{Deadlines, EndReason};
 use crate::clock::BootInstant;
@@ -30,6 +31,8 @@ pub(super) struct Watched {
     asked: Option<Asked>,
     /// We sent TERM in the guardian's stead.
     pub termed: bool,
+    /// Why we ended it in the guardian's stead, if it was still running then.
+    pub killed_for: Option<EndReason>,
     /// After `hard`: the next walk.
     pub next_pass: Option<BootInstant>,
 }
@@ -59,6 +62,7 @@ impl Watched {
             guardian_ends: false,
             asked: None,
             termed: false,
+            killed_for: None,
             next_pass: None,
         }
     }
@@ -98,6 +102,13 @@ impl Watched {
             soft
         };
         self.next_pass.unwrap_or(hard).min(term_at).min(answer_by)
+    }
+
+    /// Notes that we are about to end it; one that has ended by itself, not yet reaped, keeps its own end.
+    pub fn note_killed_for(&mut self, reason: EndReason) {
+        if self.killed_for.is_none() && self.pid.is_some_and(Process::runs) {
+            self.killed_for = Some(reason);
+        }
     }
 
     /// Notes the deadlines that are on their way; their number, which the answer will name.

@@ -180,7 +180,16 @@ fn contains(words: &[u8], wanted: &str) -> bool {
         .any(|word| word == wanted.as_bytes())
 }
 
-/// A file of `/proc/PID`; empty if the process has ended.
+/// A file of `/proc/PID`; empty if the process has ended. A process whose main thread has ended shows it by another one.
 fn read(pid: i32, file: &str) -> Vec<u8> {
-    fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    let of_leader = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    if !of_leader.is_empty() {
+        return of_leader;
+    }
+    fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .filter_map(|thread| fs::read(thread.ok()?.path().join(file)).ok())
+        .find(|content| !content.is_empty())
+        .unwrap_or_default()
 }

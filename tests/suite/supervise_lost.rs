@@ -1,5 +1,6 @@
 //! One half frozen or killed, at any moment: the other one ends the command and everything below it in time.
 
+use std::process::Command;
 use std::time::Duration;
 
 use leasehold::clock::BootInstant;
@@ -307,4 +308,59 @@ fn round(random: &mut StdRng) {
     }
     ends_in_time(&tree);
     tree.all_end_within(SLACK * 2);
+}
+
+/// Builds the command whose main thread ends while another goes on.
+fn leaderless(folder: &Folder) -> String {
+    let program = folder.path().join("leaderless");
+    let status = Command::new("cc")
+        .args(["-pthread", "-x", "c", "-o"])
+        .arg(&program)
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/suite/leaderless.c"
+        ))
+        .status()
+        .expect("a C compiler, which Rust links with too (Debian: apt-get install gcc)");
+    assert!(status.success());
+    program.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_command_whose_main_thread_has_ended_is_ended_all_the_same() {
+    let folder = Folder::new();
+    let program = leaderless(&folder);
+    let itself = format!("exec {program} \"$READY\"");
+    let out_of_the_group = format!("trap '' TERM; setsid {program} \"$READY\" & sleep 600; :");
+    for (script, frozen) in [
+        (&out_of_the_group, None),
+        (
+            &out_of_the_group,
+            Some(Tree::guardian as fn(&Tree) -> Option<i32>),
+        ),
+        (&out_of_the_group, Some(|tree: &Tree| Some(tree.wrapper()))),
+        (&itself, None),
+        (&itself, Some(Tree::guardian)),
+    ] {
+        // Renewed until it is ready, however busy the machine is; then whoever is frozen lets it end.
+        let mut setup = Setup::script(script)
+            .deadlines(1_500, 2_000)
+            .kill_grace(Duration::from_millis(200));
+        if frozen.is_none() {
+            setup.end_after = Some(Duration::from_secs(3));
+        }
+        let tree = setup.start().ready();
+        let pid = frozen.map(|whom| whom(&tree).unwrap());
+        if let Some(pid) = pid {
+            signal(pid, Signal::STOP);
+        }
+        ends_in_time(&tree);
+        if let Some(pid) = pid {
+            signal(pid, Signal::CONT);
+        }
+        let (exit, ended) = tree.finish(SLACK);
+        assert_eq!(exit.code(), Some(137), "{script}: {ended:?}");
+        assert!(ended.killed_for.is_some(), "{script}: {ended:?}");
+        assert!(ended.all_reaped, "{script}: {ended:?}");
+    }
 }

@@ -145,7 +145,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Waits until the script has said that it is ready.
+    /// Waits until the command has said that it is ready.
     pub fn ready(self) -> Self {
         until("the script is ready", SLACK * 3, || {
             self.folder.path().join("ready").exists()

@@ -171,14 +171,25 @@ fn wait_for(done: impl Fn() -> bool) -> bool {
 }
 
 /// Whether a process is gone, or only waits for its parent to take note.
+///
+/// The state is the main thread's. While others of a killed process are still ending, its locks and sockets are held.
 #[must_use]
 pub fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
-    stat.rsplit(") ")
+    is_over(&stat)
+}
+
+fn is_over(stat: &str) -> bool {
+    let fields: Vec<_> = stat
+        .rsplit(") ")
         .next()
-        .is_some_and(|rest| rest.starts_with(['Z', 'X']))
+        .unwrap_or_default()
+        .split(' ')
+        .collect();
+    let threads = fields.get(17).and_then(|threads| threads.parse().ok());
+    matches!(fields[0], "Z" | "X") && threads.unwrap_or(1) <= 1
 }
 
 fn runs(dir: &Path) -> bool {
@@ -233,6 +244,17 @@ mod tests {
         ] {
             assert!(parse_name(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_process_has_ended_with_its_last_thread() {
+        let over = |state: &str, threads: u32| {
+            is_over(&format!(
+                "42 (a) b) {state} 7 42 43 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 {threads} 0 9876"
+            ))
+        };
+        assert!(over("Z", 1) && over("X", 0));
+        assert!(!over("Z", 2) && !over("S", 1));
     }
 
     #[test]
