@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use leasehold::client::{
-    self, AcquireAll, AcquireAllError, AcquireError, Guards, LossReason, Progress, Released,
+    self, AcquireAll, AcquireAllError, AcquireError, Guard, Guards, LossReason, Progress, Released,
 };
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::proxy::{Call, Fault, Proxy};
-use super::run_bench::{BUSY, Bench, long, until};
+use super::run_bench::{BUSY, Bench, hold, long, until};
 use super::server::within;
 
 fn asked(proxy: &Proxy, locks: &[&str]) -> AcquireAll {
@@ -24,6 +24,26 @@ async fn had(asked: AcquireAll) -> Guards {
     within(BUSY, "all locks are had", asked.acquire())
         .await
         .unwrap()
+}
+
+/// A lock `a` of two seconds that is free, and a lock `b` that is held.
+async fn b_is_held() -> (Bench, Guard, Proxy) {
+    let bench = Bench::new().await;
+    bench.opened("a", 2).await;
+    bench.opened("b", 15).await;
+    let holder = bench.hold("b", "holder").await;
+    let proxy = Proxy::new(&bench).await;
+    (bench, holder, proxy)
+}
+
+/// Locks `a`, `b`, `c`, all free.
+async fn three_locks() -> (Bench, [&'static str; 3]) {
+    let bench = Bench::new().await;
+    let locks = ["a", "b", "c"];
+    for lock in locks {
+        bench.opened(lock, 15).await;
+    }
+    (bench, locks)
 }
 
 /// Nobody holds any of the locks, or soon nobody does, and no claim is left.
@@ -55,15 +75,12 @@ fn grants(calls: &[Call], given: bool) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_locks_are_taken_in_one_order_and_released_in_the_reverse() {
-    let bench = Bench::new().await;
-    for lock in ["a", "b", "c"] {
-        bench.opened(lock, 15).await;
-    }
+    let (bench, locks) = three_locks().await;
     let proxy = Proxy::new(&bench).await;
     let guards = had(asked(&proxy, &["c", "a", "b"])).await;
-    assert_eq!(grants(&proxy.calls(), true), ["a", "b", "c"]);
-    let names: Vec<_> = guards.iter().map(client::Guard::lock).collect();
-    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(grants(&proxy.calls(), true), locks);
+    let names: Vec<_> = guards.iter().map(Guard::lock).collect();
+    assert_eq!(names, locks);
     for lock in names {
         let record = bench.lease(lock).await;
         assert_eq!(record.current_token(), guards.token(lock));
@@ -145,16 +162,10 @@ async fn what_cannot_work_is_refused_before_anything_is_taken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_three_locks_of_which_one_is_held_a_try_or_a_time_out_leaves_nothing() {
-    let bench = Bench::new().await;
-    let locks = ["a", "b", "c"];
-    for lock in locks {
-        bench.opened(lock, 15).await;
-    }
-    let library = bench.library().await;
+    let (bench, locks) = three_locks().await;
     let proxy = Proxy::new(&bench).await;
     for busy in locks {
-        let holder = library.lock(busy).claimant("holder").acquire().await;
-        let holder = holder.unwrap();
+        let holder = bench.hold(busy, "holder").await;
         let free: Vec<_> = locks.into_iter().filter(|lock| *lock != busy).collect();
         let tried = asked(&proxy, &locks).try_acquire().await;
         assert!(
@@ -181,13 +192,7 @@ async fn of_three_locks_of_which_one_is_held_a_try_or_a_time_out_leaves_nothing(
 /// The earlier lock is held, and renewed, for as long as the later one is waited for; whoever goes away leaves both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_goes_away_while_it_waits_for_a_later_lock_leaves_nothing() {
-    let bench = Bench::new().await;
-    bench.opened("a", 2).await;
-    bench.opened("b", 15).await;
-    let library = bench.library().await;
-    let holder = library.lock("b").claimant("holder").acquire().await;
-    let holder = holder.unwrap();
-    let proxy = Proxy::new(&bench).await;
+    let (bench, holder, proxy) = b_is_held().await;
     for withdraws in [true, false] {
         let asking = asked(&proxy, &["b", "a"]).begin();
         bench.until_waiting(1).await;
@@ -212,13 +217,7 @@ async fn a_caller_that_goes_away_while_it_waits_for_a_later_lock_leaves_nothing(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_lost_while_a_later_one_is_waited_for_is_taken_again_with_all() {
-    let bench = Bench::new().await;
-    bench.opened("a", 2).await;
-    bench.opened("b", 15).await;
-    let library = bench.library().await;
-    let holder = library.lock("b").claimant("holder").acquire().await;
-    let holder = holder.unwrap();
-    let proxy = Proxy::new(&bench).await;
+    let (bench, holder, proxy) = b_is_held().await;
     let (sender, mut told) = mpsc::unbounded_channel();
     let mut asking = asked(&proxy, &["a", "b"])
         .on_progress(move |progress| {
@@ -235,7 +234,8 @@ async fn a_lock_lost_while_a_later_one_is_waited_for_is_taken_again_with_all() {
     bench.until_waiting(1).await;
     let first_claim = bench.claims().list(&ListParams::default()).await.unwrap();
     let first_token = bench.lease("a").await.current_token().unwrap();
-    revoke(&bench, "a", first_token.get() + 1).await;
+    let floor = json!({"minFencingToken": first_token.get() + 1});
+    bench.edit_lock("a", floor).await;
     let told = within(BUSY, "it is told", told.recv()).await.unwrap();
     assert_eq!(told, ("a".into(), LossReason::Revoked, "b".into()));
     until("a is taken again", BUSY, async || {
@@ -262,13 +262,7 @@ async fn a_lock_lost_while_a_later_one_is_waited_for_is_taken_again_with_all() {
 /// Without time to start over the answer says what was lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_lost_while_waiting_with_no_time_left_leaves_nothing() {
-    let bench = Bench::new().await;
-    bench.opened("a", 2).await;
-    bench.opened("b", 15).await;
-    let library = bench.library().await;
-    let holder = library.lock("b").claimant("holder").acquire().await;
-    let holder = holder.unwrap();
-    let proxy = Proxy::new(&bench).await;
+    let (bench, holder, proxy) = b_is_held().await;
     // To leave the queue takes longer than there is time.
     let late = Fault::DelayRequest(Duration::from_secs(5));
     proxy.always("delete", "lockclaims", late);
@@ -288,15 +282,6 @@ async fn a_lock_lost_while_waiting_with_no_time_left_leaves_nothing() {
     assert_eq!(bench.lease("b").await.next, None);
     holder.release().await.unwrap();
     bench.finish().await;
-}
-
-async fn revoke(bench: &Bench, lock: &str, floor: i64) {
-    let patch = Patch::Merge(json!({"spec": {"minFencingToken": floor}}));
-    let edited = bench
-        .locks()
-        .patch(lock, &PatchParams::default(), &patch)
-        .await;
-    edited.unwrap();
 }
 
 /// Whichever call is delayed, refused, lost or not answered: either both locks are held, or neither is, and nobody
@@ -324,8 +309,7 @@ async fn a_fault_at_any_call_leaves_all_or_none() {
             let fault = faults[(index + shift) % faults.len()].clone();
             let when = format!("with {fault:?} at call {index}, waiting: {waits}");
             let holder = if waits {
-                let holder = busy.lock("b").claimant("holder").acquire().await;
-                Some(holder.unwrap())
+                Some(hold(&busy, "b", "holder").await)
             } else {
                 None
             };
@@ -375,11 +359,7 @@ async fn a_fault_at_any_call_leaves_all_or_none() {
 /// As with one lock: a time-out around it, at any moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquire_of_several_that_is_dropped_at_any_moment_leaves_nothing() {
-    let bench = Bench::new().await;
-    let locks = ["a", "b", "c"];
-    for lock in locks {
-        bench.opened(lock, 15).await;
-    }
+    let (bench, locks) = three_locks().await;
     let proxy = Proxy::new(&bench).await;
     let some_ms = |most| Duration::from_millis(rand::random_range(0..most));
     for round in 0..if long() { 500 } else { 30 } {
@@ -406,14 +386,11 @@ async fn an_acquire_of_several_that_is_dropped_at_any_moment_leaves_nothing() {
 /// Named in any order by everybody, and nobody waits for good.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_who_name_the_same_locks_in_other_orders_all_get_their_turn() {
-    let bench = Bench::new().await;
-    for lock in ["a", "b", "c"] {
-        bench.opened(lock, 15).await;
-    }
+    let (bench, locks) = three_locks().await;
     let library = bench.library().await;
     let mut tasks = Vec::new();
     for number in 0..6 {
-        let mut names = vec!["a", "b", "c"];
+        let mut names = locks.to_vec();
         names.rotate_left(number % 3);
         if number >= 3 {
             names.reverse();
@@ -435,6 +412,6 @@ async fn many_who_name_the_same_locks_in_other_orders_all_get_their_turn() {
     for task in tasks {
         within(BUSY * 4, "everybody is served", task).await.unwrap();
     }
-    nothing_is_left(&bench, &["a", "b", "c"], BUSY, "after all").await;
+    nothing_is_left(&bench, &locks, BUSY, "after all").await;
     bench.finish().await;
 }

@@ -7,16 +7,11 @@ use leasehold::clock::MonoInstant;
 use serde_json::json;
 
 use super::proxy::{Fault, Proxy};
-use super::run_bench::{BUSY, Bench, long, until};
+use super::run_bench::{BUSY, Bench, hold, long, until};
 use super::server::within;
 
 /// What a loaded machine adds to a bound that the product promises.
 const SLACK: Duration = Duration::from_secs(3);
-
-async fn held(proxy: &Proxy, lock: &str) -> Guard {
-    let asked = proxy.locks().lock(lock).claimant("a").acquire();
-    within(BUSY, "a gets the lock", asked).await.unwrap()
-}
 
 /// Still the same grant, in the library and in the Lease.
 async fn assert_kept(bench: &Bench, guard: &Guard) {
@@ -40,7 +35,7 @@ async fn a_renewal_whose_answer_is_lost_costs_nothing() {
     ] {
         bench.opened(lock, 3).await;
         let proxy = Proxy::new(&bench).await;
-        let guard = held(&proxy, lock).await;
+        let guard = hold(&proxy.locks(), lock, "a").await;
         proxy.fault("update", "leases", 1, fault);
         proxy.more_puts(4).await;
         assert_kept(&bench, &guard).await;
@@ -57,7 +52,7 @@ async fn a_server_that_accepts_and_never_answers_ends_the_hold_before_the_lease(
     let seconds = if long() { 15 } else { 2 };
     bench.opened("hung", seconds).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "hung").await;
+    let guard = hold(&proxy.locks(), "hung", "a").await;
     let next = tokio::spawn({
         let asked = bench.library().await.lock("hung").claimant("b").acquire();
         async move { (asked.await.unwrap(), MonoInstant::now()) }
@@ -104,7 +99,7 @@ async fn renewals_that_are_refused_end_the_hold_in_time_and_say_why() {
         let lock = format!("code-{code}");
         bench.opened(&lock, 2).await;
         let proxy = Proxy::new(&bench).await;
-        let guard = held(&proxy, &lock).await;
+        let guard = hold(&proxy.locks(), &lock, "a").await;
         tests.push(async move {
             proxy.more_puts(1).await;
             proxy.always("update", "leases", Fault::RefuseFor(code, 60));
@@ -143,7 +138,7 @@ async fn a_dead_connection_costs_no_lock_while_a_new_one_works() {
     let bench = Bench::new().await;
     bench.opened("wedged", 3).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "wedged").await;
+    let guard = hold(&proxy.locks(), "wedged", "a").await;
     proxy.more_puts(1).await;
     for _ in 0..2 {
         proxy.swallow_open_connections();
@@ -161,7 +156,7 @@ async fn answers_that_all_take_a_quarter_of_the_lease_cost_no_lock() {
     let bench = Bench::new().await;
     bench.opened("slow", 4).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "slow").await;
+    let guard = hold(&proxy.locks(), "slow", "a").await;
     proxy.always("*", "*", Fault::DelayAnswer(Duration::from_secs(1)));
     proxy.more_puts(6).await;
     assert_kept(&bench, &guard).await;
@@ -177,7 +172,7 @@ async fn a_release_that_meets_a_conflict_is_sent_again() {
     for lock in ["during-renewal", "edited"] {
         bench.opened(lock, 6).await;
         let proxy = Proxy::new(&bench).await;
-        let guard = held(&proxy, lock).await;
+        let guard = hold(&proxy.locks(), lock, "a").await;
         let mut waiter = bench.library().await.lock(lock).claimant("b").begin();
         bench.until_waiting(1).await;
         if lock == "during-renewal" {
@@ -225,14 +220,7 @@ async fn nobody_is_told_that_it_holds_before_its_own_write_was_confirmed() {
         proxy.puts().len() == 2
     })
     .await;
-    let b = bench
-        .library()
-        .await
-        .lock("announced")
-        .claimant("b")
-        .acquire()
-        .await
-        .unwrap();
+    let b = bench.hold("announced", "b").await;
     // A's write arrives, is refused, and A queues.
     tokio::select! {
         granted = a.outcome() => panic!("{granted:?}"),
@@ -260,7 +248,7 @@ async fn a_late_answer_to_a_take_leaves_only_the_rest_of_the_lease() {
         1,
         Fault::DelayAnswer(Duration::from_secs(2)),
     );
-    let guard = held(&proxy, "late").await;
+    let guard = hold(&proxy.locks(), "late", "a").await;
     let left = guard
         .deadlines()
         .unwrap()
@@ -277,7 +265,7 @@ async fn a_late_answer_to_a_take_leaves_only_the_rest_of_the_lease() {
         1,
         Fault::DelayAnswer(Duration::from_millis(3500)),
     );
-    let guard = held(&proxy, "late").await;
+    let guard = hold(&proxy.locks(), "late", "a").await;
     assert!(guard.is_held());
     // The grant that was answered too late was given back; this is another one.
     let lease = bench.lease("late").await;
@@ -331,7 +319,7 @@ async fn a_late_renewal_does_not_bring_a_deleted_lease_back() {
     let bench = Bench::new().await;
     let lock = bench.opened("revived", 4).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "revived").await;
+    let guard = hold(&proxy.locks(), "revived", "a").await;
     proxy.fault(
         "update",
         "leases",

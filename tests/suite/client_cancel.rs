@@ -6,7 +6,7 @@ use leasehold::client::Locks;
 use tokio::time::timeout;
 
 use super::proxy::{Fault, Proxy};
-use super::run_bench::{BUSY, Bench, long, until};
+use super::run_bench::{BUSY, Bench, hold, long, until};
 use super::server::within;
 
 fn some_ms(most: u64) -> Duration {
@@ -44,10 +44,7 @@ async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
         is_to_be_had(&other, "cut", &format!("round {round}, cut after {cut:?}")).await;
         proxy.heal();
     }
-    until("no claim is left", BUSY, async || {
-        bench.waiting().await == 0
-    })
-    .await;
+    bench.until_waiting(0).await;
     proxy.assert_guarded();
     bench.finish().await;
 }
@@ -58,20 +55,12 @@ async fn a_waiter_that_is_dropped_leaves_the_queue() {
     bench.opened("queue", 15).await;
     let proxy = Proxy::new(&bench).await;
     let (locks, other) = (proxy.locks(), bench.library().await);
-    let holder = other
-        .lock("queue")
-        .claimant("holder")
-        .acquire()
-        .await
-        .unwrap();
+    let holder = hold(&other, "queue", "holder").await;
     for _ in 0..if long() { 200 } else { 20 } {
         let asked = locks.lock("queue").claimant("cut").acquire();
         assert!(timeout(some_ms(150), asked).await.is_err());
     }
-    until("no claim is left", BUSY, async || {
-        bench.waiting().await == 0
-    })
-    .await;
+    bench.until_waiting(0).await;
     holder.release().await.unwrap();
     is_to_be_had(&other, "queue", "after all have left").await;
     // Who was named has moved `next` on.

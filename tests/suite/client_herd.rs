@@ -20,8 +20,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// A lock that is held, and so many who wait for it, each in the queue and with its watch open.
 async fn crowd(bench: &Bench, proxy: &Proxy, lock: &str, count: usize) -> (Guard, Vec<Acquiring>) {
     bench.opened(lock, 60).await;
-    let holder = bench.library().await.lock(lock).claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold(lock, "holder").await;
     let locks = proxy.locks();
     let before = lists(&proxy.calls());
     let waiters = (0..count).map(|number| {
@@ -101,10 +100,7 @@ async fn a_hand_over_costs_as_many_requests_for_many_waiters_as_for_few() {
     let mut costs = Vec::new();
     for (lock, count) in [("few", 4), ("many", if long() { 200 } else { 40 })] {
         let (mut guard, mut waiters) = crowd(&bench, &proxy, lock, count).await;
-        until("the first one is named", BUSY, async || {
-            bench.lease(lock).await.next.is_some()
-        })
-        .await;
+        bench.until_named(lock).await;
         let before = proxy.calls().len();
         for _ in 0..3 {
             guard.release().await.unwrap();

@@ -2,28 +2,13 @@
 
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use leasehold::client::{AcquireError, Guard, LossReason};
 use leasehold::clock::{BootInstant, MonoInstant};
 use serde_json::json;
 
 use super::proxy::{Fault, Proxy};
-use super::run_bench::{BUSY, Bench, until};
+use super::run_bench::{BUSY, Bench, hold, until};
 use super::server::within;
-
-async fn held(proxy: &Proxy, lock: &str) -> Guard {
-    let asked = proxy.locks().lock(lock).claimant("a").acquire();
-    within(BUSY, "a gets the lock", asked).await.unwrap()
-}
-
-async fn edit(bench: &Bench, lock: &str, spec: serde_json::Value) {
-    let patch = Patch::Merge(json!({ "spec": spec }));
-    let edited = bench
-        .locks()
-        .patch(lock, &PatchParams::default(), &patch)
-        .await;
-    edited.unwrap();
-}
 
 /// fabric8io/kubernetes-client#7160: the duration is edited down while a healthy holder holds. It counts from the next
 /// renewal; the holder is not to lose the lock by it.
@@ -32,8 +17,10 @@ async fn a_shortened_duration_costs_no_holder_its_lock() {
     let bench = Bench::new().await;
     bench.opened("shorter", 20).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "shorter").await;
-    edit(&bench, "shorter", json!({"leaseDurationSeconds": 2})).await;
+    let guard = hold(&proxy.locks(), "shorter", "a").await;
+    bench
+        .edit_lock("shorter", json!({"leaseDurationSeconds": 2}))
+        .await;
     until("the lease is short", 2 * BUSY, async || {
         bench.lease("shorter").await.spec.duration_seconds == Some(2) || !guard.is_held()
     })
@@ -53,14 +40,16 @@ async fn a_shorter_deadline_is_told_before_the_renewal_that_makes_it_so() {
     let bench = Bench::new().await;
     bench.opened("nearer", 20).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "nearer").await;
+    let guard = hold(&proxy.locks(), "nearer", "a").await;
     // Answers come, but late.
     proxy.always(
         "update",
         "leases",
         Fault::DelayAnswer(Duration::from_millis(400)),
     );
-    edit(&bench, "nearer", json!({"leaseDurationSeconds": 4})).await;
+    bench
+        .edit_lock("nearer", json!({"leaseDurationSeconds": 4}))
+        .await;
     let is_short = || {
         let mut puts = proxy.puts().into_iter();
         puts.any(|put| put.body["spec"]["leaseDurationSeconds"] == 4)
@@ -86,9 +75,11 @@ async fn a_holder_below_the_floor_stops_without_an_operator() {
     let bench = Bench::new().await;
     bench.opened("floor", 2).await;
     let proxy = Proxy::new(&bench).await;
-    let guard = held(&proxy, "floor").await;
+    let guard = hold(&proxy.locks(), "floor", "a").await;
     let floor = guard.token().get() + 1;
-    edit(&bench, "floor", json!({"minFencingToken": floor})).await;
+    bench
+        .edit_lock("floor", json!({"minFencingToken": floor}))
+        .await;
     assert_eq!(
         within(BUSY, "it stops", guard.lost()).await,
         LossReason::Revoked
@@ -102,16 +93,12 @@ async fn a_holder_below_the_floor_stops_without_an_operator() {
 async fn a_claim_whose_answer_is_lost_is_not_made_twice() {
     let bench = Bench::new().await;
     bench.opened("twice", 15).await;
-    let holder = bench.library().await.lock("twice").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold("twice", "holder").await;
     let proxy = Proxy::new(&bench).await;
     proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
     proxy.fault("get", "lockclaims", 1, Fault::Refuse(503));
     let waiter = tokio::spawn(proxy.locks().lock("twice").claimant("waiter").acquire());
-    until("it is named", BUSY, async || {
-        bench.lease("twice").await.next.is_some()
-    })
-    .await;
+    bench.until_named("twice").await;
     assert_eq!(bench.waiting().await, 1);
     holder.release().await.unwrap();
     let guard = within(BUSY, "it is served", waiter).await.unwrap().unwrap();
@@ -125,8 +112,7 @@ async fn a_claim_whose_answer_is_lost_is_not_made_twice() {
 async fn a_claim_whose_answer_is_lost_does_not_stay_behind() {
     let bench = Bench::new().await;
     bench.opened("behind", 15).await;
-    let holder = bench.library().await.lock("behind").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold("behind", "holder").await;
     let proxy = Proxy::new(&bench).await;
     proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
     proxy.always("get", "lockclaims", Fault::Refuse(503));
@@ -144,8 +130,7 @@ async fn a_claim_whose_answer_is_lost_does_not_stay_behind() {
 async fn a_claim_whose_answer_is_lost_goes_also_when_the_lock_is_had_without_it() {
     let bench = Bench::new().await;
     bench.opened("needless", 2).await;
-    let holder = bench.library().await.lock("needless").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold("needless", "holder").await;
     let proxy = Proxy::new(&bench).await;
     proxy.fault("create", "lockclaims", 1, Fault::CommitThenDrop);
     proxy.always("get", "lockclaims", Fault::Refuse(503));
@@ -162,8 +147,7 @@ async fn a_claim_whose_answer_is_lost_goes_also_when_the_lock_is_had_without_it(
 /// A waiter behind a holder, both of `lock`, whose calls pass `proxy` and whose watch is open.
 async fn waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Guard, Waiter) {
     bench.opened(lock, 5).await;
-    let holder = bench.library().await.lock(lock).claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold(lock, "holder").await;
     let waiter = tokio::spawn(proxy.locks().lock(lock).claimant("waiter").acquire());
     proxy.until_watching().await;
     (holder, waiter)
@@ -246,14 +230,10 @@ async fn a_withdrawal_does_not_wait_for_a_read_that_hangs() {
 async fn a_withdrawal_from_the_queue_does_not_take_a_lease_duration() {
     let bench = Bench::new().await;
     bench.opened("hour", 3600).await;
-    let holder = bench.library().await.lock("hour").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold("hour", "holder").await;
     let proxy = Proxy::new(&bench).await;
     let asked = proxy.locks().lock("hour").claimant("waiter").begin();
-    until("it is named", BUSY, async || {
-        bench.lease("hour").await.next.is_some()
-    })
-    .await;
+    bench.until_named("hour").await;
     proxy.always("*", "*", Fault::Hang);
     let began = MonoInstant::now();
     within(2 * BUSY, "it has left", asked.withdraw()).await;

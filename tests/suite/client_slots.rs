@@ -5,25 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use kube::api::{Patch, PatchParams};
-use leasehold::client::{AcquireError, Guard, Locks};
+use leasehold::client::AcquireError;
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
 use super::proxy::{Fault, Proxy};
-use super::run_bench::{BUSY, Bench, until};
+use super::run_bench::{BUSY, Bench, hold, until};
 use super::server::within;
 
-async fn hold(locks: &Locks, lock: &str, claimant: &str) -> Guard {
-    let asked = locks.lock(lock).claimant(claimant).acquire();
-    within(BUSY, claimant, asked).await.unwrap()
-}
-
 async fn max_holders(bench: &Bench, lock: &str, slots: i32) {
-    let patch = Patch::Merge(json!({"spec": {"maxHolders": slots}}));
-    let edited = bench.locks();
-    let edited = edited.patch(lock, &PatchParams::default(), &patch).await;
-    edited.unwrap();
+    bench.edit_lock(lock, json!({"maxHolders": slots})).await;
 }
 
 /// kubernetes-client/java#2431 and its like: never more holders than slots, and none of them waits while one is free.
@@ -88,11 +79,7 @@ async fn those_who_wait_are_served_in_order_by_whichever_slot_comes_free() {
         waiters.push(proxy.locks().lock("two").claimant(&name).begin());
         bench.until_waiting(number + 1).await;
     }
-    until("the first is named", BUSY, async || {
-        let next = bench.lease("two").await.next;
-        next.is_some()
-    })
-    .await;
+    bench.until_named("two").await;
     let began = MonoInstant::now();
     let mut last = short.token();
     for mut waiter in waiters {

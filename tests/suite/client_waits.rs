@@ -34,7 +34,7 @@ async fn hand_over(
 async fn a_watch_that_ends_is_begun_again() {
     let bench = Bench::new().await;
     bench.opened("gone", 60).await;
-    let holder = bench.library().await.lock("gone").acquire().await.unwrap();
+    let holder = bench.hold("gone", "a").await;
     let proxy = Proxy::new(&bench).await;
     proxy.fault("watch", "leases", 3, Fault::WatchGone);
     let waiter = proxy.locks().lock("gone").claimant("b").begin();
@@ -61,13 +61,7 @@ async fn a_watch_that_ends_is_begun_again() {
 async fn a_watch_that_tells_nothing_costs_one_slow_beat() {
     let bench = Bench::new().await;
     bench.opened("silent", 5).await;
-    let holder = bench
-        .library()
-        .await
-        .lock("silent")
-        .acquire()
-        .await
-        .unwrap();
+    let holder = bench.hold("silent", "a").await;
     let proxy = Proxy::new(&bench).await;
     proxy.always("watch", "leases", Fault::WatchHang);
     let waiter = proxy.locks().lock("silent").claimant("b").begin();
@@ -89,7 +83,7 @@ async fn a_watch_that_tells_nothing_costs_one_slow_beat() {
 async fn a_slow_beat_that_fails_is_soon_repeated() {
     let bench = Bench::new().await;
     bench.opened("beat", 5).await;
-    let holder = bench.library().await.lock("beat").acquire().await.unwrap();
+    let holder = bench.hold("beat", "a").await;
     let proxy = Proxy::new(&bench).await;
     let waiter = proxy.locks().lock("beat").claimant("b").begin();
     proxy.until_watching().await;
@@ -114,7 +108,7 @@ async fn a_slow_beat_that_fails_is_soon_repeated() {
 async fn a_waiter_at_rest_asks_for_next_to_nothing() {
     let bench = Bench::new().await;
     bench.opened("rest", 30).await;
-    let holder = bench.library().await.lock("rest").acquire().await.unwrap();
+    let holder = bench.hold("rest", "a").await;
     let proxy = Proxy::new(&bench).await;
     let waiter = proxy.locks().lock("rest").claimant("b").begin();
     proxy.until_watching().await;

@@ -15,7 +15,7 @@ use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, P
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Resource, ResourceExt};
 use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
-use leasehold::client::Locks;
+use leasehold::client::{Guard, Locks};
 use leasehold::clock::MonoInstant;
 use leasehold::engine::LeaseRecord;
 use leasehold::lease::FoundLease;
@@ -24,7 +24,7 @@ use tokio::sync::OnceCell;
 use xtask::cluster::Cluster;
 
 use super::run_process::RunBuilder;
-use super::server;
+use super::server::{self, within};
 
 /// What a machine that is busy with other tests may need for anything.
 pub const BUSY: Duration = Duration::from_secs(20);
@@ -243,6 +243,27 @@ impl Bench {
             .env("JOURNAL", self.journal_file())
     }
 
+    /// Edits the spec of a lock.
+    pub async fn edit_lock(&self, name: &str, spec: serde_json::Value) {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        let locks = self.locks();
+        let edited = locks.patch(name, &PatchParams::default(), &patch).await;
+        edited.unwrap();
+    }
+
+    /// Takes a lock by the library, without any proxy.
+    pub async fn hold(&self, lock: &str, claimant: &str) -> Guard {
+        hold(&self.library().await, lock, claimant).await
+    }
+
+    /// Waits until it is somebody's turn.
+    pub async fn until_named(&self, lock: &str) {
+        until("somebody is named", BUSY, async || {
+            self.lease(lock).await.next.is_some()
+        })
+        .await;
+    }
+
     /// Puts something on the Lease by hand.
     pub async fn edit_lease(&self, name: &str, patch: serde_json::Value) {
         self.leases()
@@ -396,6 +417,13 @@ impl Bench {
             }
         }
     }
+}
+
+/// Takes a lock by the library.
+pub async fn hold(locks: &Locks, lock: &str, claimant: &str) -> Guard {
+    let asked = locks.lock(lock).claimant(claimant).acquire();
+    let what = format!("{claimant} has the lock {lock}");
+    within(BUSY, &what, asked).await.unwrap()
 }
 
 /// The last thing that a claimant noted.

@@ -202,10 +202,7 @@ async fn a_waiter_that_was_frozen_past_its_turn_starts_nothing_that_it_does_not_
     bench.until_noted("start", "holder", BUSY).await;
     let frozen = bench.run("turn").by("frozen").works_on().start();
     bench.until_waiting(1).await;
-    until("it is named", BUSY, async || {
-        bench.lease("turn").await.next.is_some()
-    })
-    .await;
+    bench.until_named("turn").await;
     let third = bench.run("turn").by("third").works_on().start();
     bench.until_waiting(2).await;
     frozen.signal_tree(Signal::STOP);

@@ -48,10 +48,7 @@ async fn dies(bench: &Bench, lock: &str, moment: Moment) {
     let holder = bench.run(lock).by(&name("holder")).works_on().start();
     bench.until_noted("start", &name("holder"), BUSY).await;
     let named = bench.run(lock).by(&name("named")).works_on().start();
-    until("it is named", BUSY, async || {
-        bench.lease(lock).await.next.is_some()
-    })
-    .await;
+    bench.until_named(lock).await;
     let next = bench.run(lock).by(&name("next")).works_for("0").start();
     next.says("waiting for lock").await;
     if moment == Moment::Before {

@@ -109,7 +109,7 @@ async fn an_address_that_is_taken_or_none_ends_it_before_anything_is_taken() {
 async fn a_claim_is_made_with_the_priority_that_was_asked_for() {
     let bench = Bench::new().await;
     bench.opened("a", 15).await;
-    let holder = bench.library().await.lock("a").acquire().await.unwrap();
+    let holder = bench.hold("a", "holder").await;
     let run = bench.run("a").option("--priority", "-7").start();
     let library = bench.library().await;
     let asked = library.lock("a").priority(1000).begin();
@@ -128,7 +128,7 @@ async fn a_claim_is_made_with_the_priority_that_was_asked_for() {
 async fn a_claim_that_is_refused_ends_it_with_the_words_of_the_operator_once() {
     let bench = Bench::new().await;
     bench.opened("a", 5).await;
-    let holder = bench.library().await.lock("a").acquire().await.unwrap();
+    let holder = bench.hold("a", "holder").await;
     let run = bench.run("a").start();
     bench.until_waiting(1).await;
     let claims = bench.claims().list(&ListParams::default()).await.unwrap();

@@ -24,7 +24,7 @@ async fn limited(bench: &Bench, name: &str, lease: i32, most: i32) {
 
 /// A guard, and until when it may be held at the latest.
 async fn held(bench: &Bench, lock: &str, most: u64) -> (Guard, BootInstant) {
-    let guard = bench.library().await.lock(lock).acquire().await.unwrap();
+    let guard = bench.hold(lock, "holder").await;
     (guard, BootInstant::now() + Duration::from_secs(most))
 }
 

@@ -47,8 +47,7 @@ async fn a_claim_goes_with_its_pod_and_in_another_namespace_stays() {
     let mut waiters = Vec::new();
     for bench in [&home, &far] {
         bench.opened("held", 15).await;
-        let holder = bench.library().await.lock("held").claimant("holder");
-        let holder = holder.acquire().await.unwrap();
+        let holder = bench.hold("held", "holder").await;
         let run = bench.run("held").in_pod(&token).works_for("0").start();
         let claim = claim(bench).await;
         assert_eq!(claim.spec.claimant.as_deref(), Some("pod-3"));

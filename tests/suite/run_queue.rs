@@ -101,10 +101,7 @@ async fn who_releases_and_asks_again_goes_to_the_end() {
         let mut waiter = locks.lock("greedy").claimant("b").begin();
         bench.until_waiting(1).await;
         // B is queued; now A asks again in the very moment in which it releases.
-        until("b is named", BUSY, async || {
-            bench.lease("greedy").await.next.is_some()
-        })
-        .await;
+        bench.until_named("greedy").await;
         let before = guard.token();
         guard.release().await.unwrap();
         let mut again = locks.lock("greedy").claimant("a").begin();

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use leasehold::client::{Guard, LossReason};
 use leasehold::clock::MonoInstant;
 use leasehold::fence::{MemoryGate, Pass, Place};
@@ -35,14 +34,10 @@ fn pass(guard: &Guard) -> Pass {
 async fn a_holder_and_a_waiter_live_through_a_restore_of_etcd() {
     let (cluster, bench) = own_cluster().await;
     bench.opened("kept", SECONDS).await;
-    let holder = bench.library().await.lock("kept").claimant("holder");
-    let holder = holder.acquire().await.unwrap();
+    let holder = bench.hold("kept", "holder").await;
     let proxy = Proxy::new(&bench).await;
     let mut waiter = proxy.locks().lock("kept").claimant("waiter").begin();
-    until("it is named", BUSY, async || {
-        bench.lease("kept").await.next.is_some()
-    })
-    .await;
+    bench.until_named("kept").await;
     cluster.back_up().unwrap();
     let backed_up = bench.lease("kept").await;
     for round in 0..500 {
@@ -99,13 +94,11 @@ async fn a_token_that_a_restored_etcd_grants_twice_is_refused_by_the_gate() {
     cluster.back_up().unwrap();
     let gate = MemoryGate::new();
     let place = Place::new(&bench.namespace, "twice", 0);
-    let first = bench.library().await.lock("twice").claimant("first");
-    let first = first.acquire().await.unwrap();
+    let first = bench.hold("twice", "first").await;
     gate.raise(&place, &pass(&first)).await.unwrap();
 
     cluster.restore().unwrap();
-    let second = bench.library().await.lock("twice").claimant("second");
-    let second = within(BUSY, "it is free", second.acquire()).await.unwrap();
+    let second = bench.hold("twice", "second").await;
     assert_eq!(second.token(), first.token());
     let refused = gate.raise(&place, &pass(&second)).await.unwrap_err();
     assert_eq!(refused.kept, pass(&first));
@@ -114,16 +107,9 @@ async fn a_token_that_a_restored_etcd_grants_twice_is_refused_by_the_gate() {
     assert_eq!(lost, LossReason::TakenOver);
     assert!(second.is_held());
 
-    let floor = json!({"spec": {"minFencingToken": first.token().get() + 1}});
-    let edited = bench
-        .locks()
-        .patch("twice", &PatchParams::default(), &Patch::Merge(floor))
-        .await;
-    edited.unwrap();
-    let third = bench.library().await.lock("twice").claimant("third");
-    let third = within(BUSY, "it is revoked", third.acquire())
-        .await
-        .unwrap();
+    let floor = json!({"minFencingToken": first.token().get() + 1});
+    bench.edit_lock("twice", floor).await;
+    let third = bench.hold("twice", "third").await;
     let lost = within(BUSY, "the second one is told", second.lost()).await;
     assert_eq!(lost, LossReason::Revoked);
     assert!(third.token() > first.token());

@@ -4,7 +4,6 @@ use std::io::pipe;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
@@ -39,12 +38,8 @@ async fn words_that_nobody_reads_end_nothing() {
     .await;
     // It has something to say about its loss, too.
     let floor = bench.lease("silent").await.current_token().unwrap().get() + 1;
-    let patch = Patch::Merge(json!({"spec": {"minFencingToken": floor}}));
-    bench
-        .locks()
-        .patch("silent", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    let floor = json!({"minFencingToken": floor});
+    bench.edit_lock("silent", floor).await;
     let mut code = None;
     until("it has ended", BUSY, async || {
         code = waiter.try_wait().unwrap();
