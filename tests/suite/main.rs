@@ -58,6 +58,8 @@ mod operator_leaks;
 mod operator_limits;
 #[cfg(feature = "cli")]
 mod operator_mirror;
+#[cfg(feature = "cli")]
+mod operator_place;
 #[cfg(target_os = "linux")]
 mod operator_pods;
 #[cfg(target_os = "linux")]

@@ -8,7 +8,9 @@ use leasehold::api::{
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::operator_rig::{Operator, Place, condition, in_place, is_free, lasting, message, shows};
+use super::operator_rig::{
+    Operator, Place, QUICK, condition, ends, in_place, is_free, lasting, message, shows,
+};
 
 fn holding(seconds: i32) -> DistributedLockSpec {
     DistributedLockSpec {
@@ -38,9 +40,11 @@ async fn raise_floor(place: &Place, value: i64) {
         .await;
 }
 
-async fn make_free(place: &Place, spec: DistributedLockSpec) {
-    place.make("nightly", spec).await;
-    place.lock_is("nightly", "it is free", is_free).await;
+/// Waits until the lock shows that its holder was lost.
+async fn abandoned(place: &Place) -> DistributedLock {
+    place
+        .lock_is("nightly", "it is abandoned", is_abandoned)
+        .await
 }
 
 #[tokio::test]
@@ -51,12 +55,10 @@ async fn after_a_lost_holder_the_lock_stays_locked_and_says_what_frees_it() {
             lock_delay_seconds: 1,
             ..holding(1)
         };
-        make_free(&place, spec).await;
+        place.make_free_of("nightly", spec).await;
         let sent = MonoInstant::now();
         let grant = place.take("nightly", "pod-3").await;
-        let lock = place
-            .lock_is("nightly", "it is abandoned", is_abandoned)
-            .await;
+        let lock = abandoned(&place).await;
         let took = MonoInstant::now().saturating_duration_since(sent);
         assert!(took >= Duration::from_secs(2), "after {took:?}");
         assert!(took <= Duration::from_secs(4), "after {took:?}");
@@ -91,14 +93,10 @@ async fn after_a_lost_holder_the_lock_stays_locked_and_says_what_frees_it() {
             condition(&back, names::CONDITION_HELD).1,
             names::REASON_HELD
         );
-        place
-            .lock_is("nightly", "it is abandoned again", is_abandoned)
-            .await;
+        abandoned(&place).await;
         raise_floor(&place, floor).await;
         let lock = place.lock_is("nightly", "it is free", is_free).await;
-        let history = lock.status.expect("a status").history;
-        assert_eq!(history.len(), 1);
-        assert_eq!(history[0].reason, EndReason::Revoked);
+        assert_eq!(ends(&lock), [EndReason::Revoked]);
         assert!(place.take("nightly", "pod-4").await.token > grant.token);
     })
     .await;
@@ -109,22 +107,11 @@ async fn after_a_lost_holder_the_lock_stays_locked_and_says_what_frees_it() {
 async fn a_new_leader_leaves_an_abandoned_lock_abandoned_until_it_knows_better() {
     in_place(async |place| {
         let operator = Operator::leading(&place.namespace).await;
-        make_free(&place, holding(2)).await;
+        place.make_free_of("nightly", holding(2)).await;
         let grant = place.take("nightly", "pod-3").await;
-        let before = place
-            .lock_is("nightly", "it is abandoned", is_abandoned)
-            .await;
+        let before = abandoned(&place).await;
         drop(operator);
-        let operator = Operator::start(
-            &place.namespace,
-            "two",
-            &[
-                "--leader-lease-duration=1s",
-                "--leader-renew-deadline=700ms",
-                "--leader-retry-period=100ms",
-            ],
-        )
-        .await;
+        let operator = Operator::start(&place.namespace, "two", QUICK).await;
         operator.leads().await;
         // Something for it to write: its first look is done.
         place
@@ -148,9 +135,7 @@ async fn a_new_leader_leaves_an_abandoned_lock_abandoned_until_it_knows_better()
                 phase(lock) == Some(LockPhase::Held)
             })
             .await;
-        place
-            .lock_is("nightly", "it is abandoned again", is_abandoned)
-            .await;
+        abandoned(&place).await;
     })
     .await;
 }
@@ -163,14 +148,12 @@ async fn a_lost_holder_of_one_slot_is_freed_by_that_slots_floor() {
             max_holders: 2,
             ..holding(1)
         };
-        make_free(&place, spec).await;
+        place.make_free_of("nightly", spec).await;
         place
             .lease_is("nightly.1", "it is freed", |lease| lease.record.is_free())
             .await;
         let grant = place.take_slot("nightly", 1, "pod-3").await;
-        let lock = place
-            .lock_is("nightly", "it is abandoned", is_abandoned)
-            .await;
+        let lock = abandoned(&place).await;
         let words = message(&lock, names::CONDITION_HELD);
         let token = grant.token.get() + 1;
         let named = format!("slotMinFencingTokens [{{slot: 1, token: {token}}}]");

@@ -2,28 +2,12 @@
 
 use std::time::Duration;
 
-use kube::api::{Api, PatchParams, PostParams};
-use leasehold::api::{ClaimPhase, LockClaim, LockClaimSpec, QueueSpec, find_condition, names};
+use leasehold::api::{ClaimPhase, DistributedLockSpec, LockClaimSpec, QueueSpec, names};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
+use super::operator_place::claim_condition;
 use super::operator_rig::{Operator, in_place, lasting};
-
-pub async fn claim(api: &Api<LockClaim>, name: &str, spec: LockClaimSpec) -> LockClaim {
-    let made = api
-        .create(&PostParams::default(), &LockClaim::new(name, spec))
-        .await;
-    made.expect("the claim is made")
-}
-
-fn ticket(claim: &LockClaim) -> Option<i64> {
-    claim.status.as_ref()?.ticket
-}
-
-fn reason(claim: &LockClaim, type_: &str) -> Option<String> {
-    let conditions = &claim.status.as_ref()?.conditions;
-    find_condition(conditions, type_).map(|condition| condition.reason.clone())
-}
 
 #[tokio::test]
 async fn a_ticket_is_the_resource_version_at_first_sight_and_stays() {
@@ -31,36 +15,16 @@ async fn a_ticket_is_the_resource_version_at_first_sight_and_stays() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
         place.take("nightly", "pod-0").await;
-        let made = claim(&place.claims, "a", LockClaimSpec::heartbeat("nightly")).await;
-        let first = place
-            .claim_is("a", "it has a ticket", |claim| {
-                claim.is_some_and(|claim| ticket(claim).is_some())
-            })
-            .await;
-        let first = first.and_then(|claim| ticket(&claim));
-        assert_eq!(
-            first.map(|ticket| ticket.to_string()),
-            made.metadata.resource_version
-        );
+        let made = place.queue_up("a", "nightly").await;
+        let first = place.has_ticket("a").await;
+        let revision = made.metadata.resource_version;
+        assert_eq!(revision, Some(first.to_string()));
         let label = json!({"metadata": {"labels": {"team": "a"}}});
-        place
-            .claims
-            .patch(
-                "a",
-                &PatchParams::default(),
-                &kube::api::Patch::Merge(&label),
-            )
-            .await
-            .expect("it can be labelled");
+        place.edit_claim("a", &label).await;
         // A later claim's ticket tells that the operator has seen the label too.
-        claim(&place.claims, "b", LockClaimSpec::heartbeat("nightly")).await;
-        place
-            .claim_is("b", "it has a ticket", |claim| {
-                claim.is_some_and(|claim| ticket(claim).is_some())
-            })
-            .await;
-        let now = place.claims.get("a").await.expect("the claim");
-        assert_eq!(ticket(&now), first);
+        place.queue_up("b", "nightly").await;
+        place.has_ticket("b").await;
+        assert_eq!(place.has_ticket("a").await, first);
     })
     .await;
 }
@@ -69,23 +33,13 @@ async fn a_ticket_is_the_resource_version_at_first_sight_and_stays() {
 async fn a_claim_on_a_missing_lock_waits_and_says_so() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
-        claim(&place.claims, "early", LockClaimSpec::heartbeat("nightly")).await;
-        let is = |wanted: &'static str| {
-            move |claim: Option<&LockClaim>| {
-                claim.is_some_and(|claim| {
-                    reason(claim, names::CONDITION_READY).as_deref() == Some(wanted)
-                })
-            }
-        };
-        let waiting = place
-            .claim_is("early", "it says so", is(names::REASON_LOCK_NOT_FOUND))
-            .await
-            .expect("a claim");
+        place.queue_up("early", "nightly").await;
+        let waiting = place.waits_for("early", names::REASON_LOCK_NOT_FOUND).await;
+        let ready = claim_condition(&waiting, names::CONDITION_READY);
+        assert_eq!(ready.1, names::REASON_LOCK_NOT_FOUND);
         assert_eq!(waiting.phase(), ClaimPhase::Pending);
         place.make("nightly", lasting(15)).await;
-        place
-            .claim_is("early", "it waits for its turn", is(names::REASON_PENDING))
-            .await;
+        place.waits_for("early", names::REASON_PENDING).await;
     })
     .await;
 }
@@ -98,32 +52,18 @@ async fn claims_beyond_max_waiters_are_rejected_and_the_others_stay() {
             max_waiters: 1,
             ..QueueSpec::default()
         };
-        let spec = leasehold::api::DistributedLockSpec {
+        let spec = DistributedLockSpec {
             queue,
             ..lasting(60)
         };
-        place.make("nightly", spec).await;
-        place
-            .lock_is("nightly", "it is free", super::operator_rig::is_free)
-            .await;
+        place.make_free_of("nightly", spec).await;
         place.take("nightly", "pod-0").await;
-        claim(&place.claims, "a", LockClaimSpec::heartbeat("nightly")).await;
-        place
-            .claim_is("a", "it has a ticket", |claim| {
-                claim.is_some_and(|claim| ticket(claim).is_some())
-            })
-            .await;
-        claim(&place.claims, "b", LockClaimSpec::heartbeat("nightly")).await;
-        let rejected = place
-            .claim_is("b", "it is rejected", |claim| {
-                claim.is_some_and(|claim| claim.phase() == ClaimPhase::Rejected)
-            })
-            .await
-            .expect("a claim");
-        assert_eq!(
-            reason(&rejected, names::CONDITION_READY).as_deref(),
-            Some(names::REASON_QUEUE_FULL)
-        );
+        place.queue_up("a", "nightly").await;
+        place.has_ticket("a").await;
+        place.queue_up("b", "nightly").await;
+        let rejected = place.claim_in("b", ClaimPhase::Rejected).await;
+        let ready = claim_condition(&rejected, names::CONDITION_READY);
+        assert_eq!(ready.1, names::REASON_QUEUE_FULL);
         let first = place.claims.get("a").await.expect("the claim");
         assert_eq!(first.phase(), ClaimPhase::Pending);
     })
@@ -142,18 +82,12 @@ async fn a_claim_times_out_by_the_servers_time_and_is_collected_after_its_ttl() 
             ..LockClaimSpec::heartbeat("nightly")
         };
         let made = MonoInstant::now();
-        claim(&place.claims, "a", spec).await;
-        place
-            .claim_is("a", "it times out", |claim| {
-                claim.is_some_and(|claim| claim.phase() == ClaimPhase::TimedOut)
-            })
-            .await;
+        place.claim("a", spec).await;
+        place.claim_in("a", ClaimPhase::TimedOut).await;
         let took = MonoInstant::now().saturating_duration_since(made);
         // Creation times have whole seconds.
         assert!(took >= Duration::from_secs(1), "after {took:?}");
-        place
-            .claim_is("a", "it is collected", |claim| claim.is_none())
-            .await;
+        place.claim_goes("a").await;
         // Nobody is left to be named.
         place
             .lease_is("nightly", "next is empty", |lease| {
@@ -169,12 +103,10 @@ async fn a_claim_that_holds_the_lock_is_collected_and_the_hold_stays() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
-        let made = claim(&place.claims, "a", LockClaimSpec::heartbeat("nightly")).await;
+        let made = place.queue_up("a", "nightly").await;
         let uid = made.metadata.uid.expect("a uid");
         let grant = place.take_as("nightly", format!("a/{uid}")).await;
-        place
-            .claim_is("a", "it is collected", |claim| claim.is_none())
-            .await;
+        place.claim_goes("a").await;
         assert_eq!(
             place.lease("nightly").await.record.spec.holder,
             grant.holder
@@ -195,32 +127,14 @@ async fn a_dead_head_of_the_queue_is_passed_over_and_deleted() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
         for name in ["dead", "next"] {
-            claim(&place.claims, name, LockClaimSpec::heartbeat("nightly")).await;
+            place.queue_up(name, "nightly").await;
         }
-        place
-            .lease_is("nightly", "the first is named", |lease| {
-                lease
-                    .record
-                    .next
-                    .as_ref()
-                    .is_some_and(|next| next.name == "dead")
-            })
-            .await;
+        place.is_named("nightly", "dead").await;
         let named = MonoInstant::now();
-        place
-            .lease_is("nightly", "the second is named", |lease| {
-                lease
-                    .record
-                    .next
-                    .as_ref()
-                    .is_some_and(|next| next.name == "next")
-            })
-            .await;
+        place.is_named("nightly", "next").await;
         let took = MonoInstant::now().saturating_duration_since(named);
         assert!((1.5..3.5).contains(&took.as_secs_f64()), "after {took:?}");
-        place
-            .claim_is("dead", "it is deleted", |claim| claim.is_none())
-            .await;
+        place.claim_goes("dead").await;
     })
     .await;
 }

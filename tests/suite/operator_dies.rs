@@ -3,20 +3,12 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use kube::api::DeleteParams;
 use leasehold::api::{ClaimPhase, EndReason, FencingToken, HoldType};
 
-use super::operator_holds::{claim, fixed, is_in, token, with_pod};
-use super::operator_pods::{make_pod, pods};
-use super::operator_rig::{Operator, in_place, is_free};
+use super::operator_place::{fixed, token, with_pod};
+use super::operator_rig::{Operator, QUICK, in_place, is_free};
 use super::operator_wire::Proxy;
 use super::run_bench::long;
-
-const TIMES: [&str; 3] = [
-    "--leader-lease-duration=1s",
-    "--leader-renew-deadline=700ms",
-    "--leader-retry-period=100ms",
-];
 
 /// Namespaces at once: each has an operator of its own.
 const AT_ONCE: usize = 3;
@@ -59,10 +51,10 @@ async fn survives(death: Death) {
     in_place(async |place| {
         let proxy = Proxy::start().await;
         let kubeconfig = Some(proxy.kubeconfig.as_path());
-        let dying = Operator::start_with(&place.namespace, "dying", &TIMES, kubeconfig).await;
+        let dying = Operator::start_with(&place.namespace, "dying", QUICK, kubeconfig).await;
         dying.leads().await;
         place.make_free("nightly", 1).await;
-        make_pod(&place, "web").await;
+        place.make_pod("web").await;
         let spec = match death.hold {
             HoldType::Pod => with_pod("web", None),
             _ => fixed(5),
@@ -70,15 +62,14 @@ async fn survives(death: Death) {
         if !death.at_the_end {
             proxy.cut_after(death.writes);
         }
-        claim(&place, "seat", spec).await;
+        place.claim("seat", spec).await;
         if death.at_the_end {
-            is_in(&place, "seat", ClaimPhase::Granted).await;
+            place.claim_in("seat", ClaimPhase::Granted).await;
             proxy.cut_after(death.writes);
         }
         let end = async || {
             if death.hold == HoldType::Pod {
-                let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
-                deleted.expect("the pod can be deleted");
+                place.delete_pod("web").await;
             }
         };
         if death.at_the_end {
@@ -91,9 +82,9 @@ async fn survives(death: Death) {
             .await;
         drop(dying);
         let taken = place.lease("nightly").await.record.current_token();
-        let _heir = Operator::start(&place.namespace, "heir", &TIMES).await;
+        let _heir = Operator::start(&place.namespace, "heir", QUICK).await;
         if !death.at_the_end {
-            let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+            let granted = place.claim_in("seat", ClaimPhase::Granted).await;
             if let Some(taken) = taken {
                 assert_eq!(
                     token(&granted),
@@ -107,7 +98,7 @@ async fn survives(death: Death) {
             HoldType::Pod => (ClaimPhase::Released, EndReason::Ended),
             _ => (ClaimPhase::Expired, EndReason::Expired),
         };
-        let over = is_in(&place, "seat", phase).await;
+        let over = place.claim_in("seat", phase).await;
         let told = |lock: &leasehold::api::DistributedLock| {
             let history = lock
                 .status

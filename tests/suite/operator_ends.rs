@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 use leasehold::api::{DistributedLock, EndReason, names};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::operator_rig::{LONG, Operator, condition, in_place, is_free, shows};
+use super::operator_rig::{LONG, Operator, condition, ends, in_place, is_free, message, shows};
+use super::server::within;
 
 fn last_end(lock: &DistributedLock) -> Option<EndReason> {
-    lock.status.as_ref()?.history.first().map(|end| end.reason)
+    ends(lock).first().copied()
 }
 
 #[tokio::test]
@@ -52,7 +53,7 @@ async fn editing_annotations_keeps_nobody_alive() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        super::server::within(LONG, "it is ended", ended).await;
+        within(LONG, "it is ended", ended).await;
         let took = MonoInstant::now().saturating_duration_since(sent);
         assert!((2.0..3.5).contains(&took.as_secs_f64()), "after {took:?}");
     })
@@ -127,15 +128,9 @@ async fn a_lease_deleted_under_its_holder_is_made_again_and_waits_its_time() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 3).await;
         let grant = place.take("nightly", "pod-3").await;
-        place
-            .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-            .await;
+        place.is_shown("nightly", &grant).await;
         let deleted = MonoInstant::now();
-        place
-            .leases
-            .delete("nightly", &DeleteParams::default())
-            .await
-            .expect("it can be deleted");
+        place.delete_lease("nightly").await;
         let missing = |lock: &DistributedLock| {
             condition(lock, names::CONDITION_STALLED)
                 == ("True".into(), names::REASON_LEASE_MISSING.into())
@@ -149,11 +144,7 @@ async fn a_lease_deleted_under_its_holder_is_made_again_and_waits_its_time() {
         assert_eq!(lock.status.expect("a status").history.len(), 1);
         let next = place.take("nightly", "pod-4").await;
         assert!(next.token > grant.token);
-        place
-            .lock_is("nightly", "the next grant is shown", |lock| {
-                shows(lock, &next)
-            })
-            .await;
+        place.is_shown("nightly", &next).await;
     })
     .await;
 }
@@ -164,18 +155,11 @@ async fn the_value_that_the_condition_names_frees_a_missing_lease_at_once() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 600).await;
         let grant = place.take("nightly", "pod-3").await;
-        place
-            .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-            .await;
-        place
-            .leases
-            .delete("nightly", &DeleteParams::default())
-            .await
-            .expect("it can be deleted");
+        place.is_shown("nightly", &grant).await;
+        place.delete_lease("nightly").await;
         let named = |lock: &DistributedLock| -> Option<i64> {
-            let conditions = &lock.status.as_ref()?.conditions;
-            let stalled = leasehold::api::find_condition(conditions, names::CONDITION_STALLED)?;
-            let (_, rest) = stalled.message.split_once("minFencingToken ")?;
+            let words = message(lock, names::CONDITION_STALLED);
+            let (_, rest) = words.split_once("minFencingToken ")?;
             rest.split(' ').next()?.parse().ok()
         };
         let lock = place
@@ -200,26 +184,16 @@ async fn a_restored_lease_of_an_old_grant_lowers_no_token_and_ends_by_itself() {
         place.make_free("nightly", 2).await;
         let old = place.take("nightly", "pod-3").await;
         let mut saved = place.lease("nightly").await.object;
-        place
-            .lock_is("nightly", "it is shown", |lock| shows(lock, &old))
-            .await;
+        place.is_shown("nightly", &old).await;
         place.lock_is("nightly", "it ended", is_free).await;
         let newer = place.take("nightly", "pod-4").await;
-        place
-            .lock_is("nightly", "the newer one is shown", |lock| {
-                shows(lock, &newer)
-            })
-            .await;
+        place.is_shown("nightly", &newer).await;
         // The restore wins against the operator's own creation or comes after it; either way it is a foreign word.
         saved.metadata.uid = None;
         saved.metadata.resource_version = None;
         saved.metadata.creation_timestamp = None;
         saved.metadata.managed_fields = None;
-        place
-            .leases
-            .delete("nightly", &DeleteParams::default())
-            .await
-            .expect("it can be deleted");
+        place.delete_lease("nightly").await;
         let _ = place.leases.create(&PostParams::default(), &saved).await;
         let lock = place
             .lock_is("nightly", "it is free", |lock| {

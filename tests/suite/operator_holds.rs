@@ -2,99 +2,19 @@
 
 use std::time::Duration;
 
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use leasehold::api::{
-    ClaimPhase, DistributedLockSpec, EndReason, FencingToken, FixedHold, Hold, HoldType, LockClaim,
-    LockClaimSpec, PodHold, find_condition, names,
+    ClaimPhase, DistributedLockSpec, EndReason, FencingToken, HoldType, LockClaim, names,
 };
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::operator_pods::{edit_status, ended, make_pod, pods};
-use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, lasting};
+use super::operator_place::{claim_condition, ended, fixed, token, with_pod};
+use super::operator_rig::{LONG, Operator, Place, QUICK, config, ends, in_place, is_free, lasting};
 use super::server::within;
 
 const NOTHING: Duration = Duration::from_millis(1500);
-
-pub fn fixed(seconds: i32) -> LockClaimSpec {
-    let hold = Hold {
-        type_: HoldType::Fixed,
-        fixed: Some(FixedHold { seconds }),
-        pod: None,
-    };
-    LockClaimSpec {
-        hold,
-        ..LockClaimSpec::heartbeat("nightly")
-    }
-}
-
-pub fn with_pod(name: &str, uid: Option<&str>) -> LockClaimSpec {
-    let pod = PodHold {
-        name: name.to_owned(),
-        uid: uid.map(str::to_owned),
-    };
-    let hold = Hold {
-        type_: HoldType::Pod,
-        fixed: None,
-        pod: Some(pod),
-    };
-    LockClaimSpec {
-        hold,
-        ..LockClaimSpec::heartbeat("nightly")
-    }
-}
-
-pub async fn claim(place: &Place, name: &str, spec: LockClaimSpec) -> LockClaim {
-    let claim = LockClaim::new(name, spec);
-    let made = place.claims.create(&PostParams::default(), &claim).await;
-    made.expect("the claim is made")
-}
-
-/// Waits until the claim is in this phase.
-pub async fn is_in(place: &Place, name: &str, phase: ClaimPhase) -> LockClaim {
-    let so = move |claim: Option<&LockClaim>| claim.is_some_and(|claim| claim.phase() == phase);
-    let what = format!("it is {phase:?}");
-    let claim = Box::pin(place.claim_is(name, &what, so)).await;
-    claim.expect("a claim")
-}
-
-async fn waits_for(place: &Place, name: &str, reason: &'static str) {
-    let so = move |claim: Option<&LockClaim>| {
-        claim.is_some_and(|claim| condition(claim, names::CONDITION_GRANTED).1 == reason)
-    };
-    Box::pin(place.claim_is(name, reason, so)).await;
-}
-
-fn condition(claim: &LockClaim, type_: &str) -> (String, String) {
-    let conditions = claim
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
-    let found = find_condition(conditions, type_);
-    found
-        .map(|found| (found.status.clone(), found.reason.clone()))
-        .unwrap_or_default()
-}
-
-pub fn token(claim: &LockClaim) -> i64 {
-    let status = claim.status.as_ref().expect("a status");
-    status.fencing_token.expect("a token").get()
-}
-
-async fn edit(place: &Place, name: &str, patch: &Value) {
-    let patched = place
-        .claims
-        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-        .await;
-    patched.expect("the claim can be edited");
-}
-
-async fn delete(place: &Place, name: &str) {
-    let deleted = place.claims.delete(name, &DeleteParams::default()).await;
-    deleted.expect("the claim can be deleted");
-}
 
 /// Waits until the lock is free, and says how long that took.
 async fn free_after(place: &Place, began: MonoInstant) -> Duration {
@@ -107,10 +27,10 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         // A claim may come before its lock.
-        claim(&place, "seat", fixed(3)).await;
-        waits_for(&place, "seat", names::REASON_LOCK_NOT_FOUND).await;
+        place.claim("seat", fixed(3)).await;
+        place.waits_for("seat", names::REASON_LOCK_NOT_FOUND).await;
         place.make("nightly", lasting(15)).await;
-        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        let granted = place.claim_in("seat", ClaimPhase::Granted).await;
         let began = MonoInstant::now();
         let status = granted.status.clone().expect("a status");
         assert_eq!(status.slot, Some(0));
@@ -126,7 +46,7 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
             (names::CONDITION_GRANTED, "True"),
             (names::CONDITION_STALLED, "False"),
         ] {
-            assert_eq!(condition(&granted, type_).0, expected, "{type_}");
+            assert_eq!(claim_condition(&granted, type_).0, expected, "{type_}");
         }
         let lock = place.locks.get("nightly").await.expect("the lock");
         let slot = lock.slot_status(0).expect("an entry");
@@ -139,7 +59,7 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
             (Some(HoldType::Fixed), Some(3))
         );
 
-        let expired = is_in(&place, "seat", ClaimPhase::Expired).await;
+        let expired = place.claim_in("seat", ClaimPhase::Expired).await;
         let took = MonoInstant::now().saturating_duration_since(began);
         assert!((2.0..5.0).contains(&took.as_secs_f64()), "after {took:?}");
         for (type_, expected) in [
@@ -147,14 +67,10 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
             (names::CONDITION_GRANTED, "False"),
             (names::CONDITION_STALLED, "True"),
         ] {
-            assert_eq!(condition(&expired, type_).0, expected, "{type_}");
+            assert_eq!(claim_condition(&expired, type_).0, expected, "{type_}");
         }
         let lock = place.lock_is("nightly", "it is free", is_free).await;
-        let history = lock.status.expect("a status").history;
-        assert_eq!(
-            history.iter().map(|end| end.reason).collect::<Vec<_>>(),
-            [EndReason::Expired]
-        );
+        assert_eq!(ends(&lock), [EndReason::Expired]);
         tokio::time::sleep(NOTHING).await;
         let lease = place.lease("nightly").await;
         assert!(lease.record.is_free(), "it is never taken again");
@@ -168,14 +84,14 @@ async fn raising_its_seconds_prolongs_a_fixed_hold_under_its_token() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 15).await;
         let began = MonoInstant::now();
-        claim(&place, "seat", fixed(4)).await;
-        let first = is_in(&place, "seat", ClaimPhase::Granted).await;
-        edit(
-            &place,
-            "seat",
-            &json!({"spec": {"hold": {"fixed": {"seconds": 7}}}}),
-        )
-        .await;
+        place.claim("seat", fixed(4)).await;
+        let first = place.claim_in("seat", ClaimPhase::Granted).await;
+        place
+            .edit_claim(
+                "seat",
+                &json!({"spec": {"hold": {"fixed": {"seconds": 7}}}}),
+            )
+            .await;
         let lasts = |claim: &LockClaim| {
             let status = claim.status.clone().unwrap_or_default();
             let times = status.grant_time.zip(status.expire_time);
@@ -184,7 +100,7 @@ async fn raising_its_seconds_prolongs_a_fixed_hold_under_its_token() {
         let so =
             move |claim: Option<&LockClaim>| claim.is_some_and(|claim| lasts(claim) == Some(7));
         place.claim_is("seat", "it is prolonged", so).await;
-        let over = is_in(&place, "seat", ClaimPhase::Expired).await;
+        let over = place.claim_in("seat", ClaimPhase::Expired).await;
         let took = MonoInstant::now().saturating_duration_since(began);
         assert!((6.5..9.5).contains(&took.as_secs_f64()), "after {took:?}");
         assert_eq!(token(&over), token(&first));
@@ -203,19 +119,17 @@ async fn deleting_a_claim_gives_the_lock_back_at_once() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 15).await;
-        make_pod(&place, "web").await;
+        place.make_pod("web").await;
         for spec in [fixed(600), with_pod("web", None)] {
-            claim(&place, "seat", spec).await;
-            is_in(&place, "seat", ClaimPhase::Granted).await;
+            place.claim("seat", spec).await;
+            place.claim_in("seat", ClaimPhase::Granted).await;
             let began = MonoInstant::now();
-            delete(&place, "seat").await;
+            place.delete_claim("seat").await;
             let took = free_after(&place, began).await;
             assert!(took < Duration::from_secs(2), "after {took:?}");
         }
         let lock = place.locks.get("nightly").await.expect("the lock");
-        let history = lock.status.expect("a status").history;
-        let reasons: Vec<_> = history.iter().map(|end| end.reason).collect();
-        assert_eq!(reasons, [EndReason::Released, EndReason::Released]);
+        assert_eq!(ends(&lock), [EndReason::Released, EndReason::Released]);
     })
     .await;
 }
@@ -226,13 +140,13 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
     Box::pin(in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
-        claim(&place, "first", with_pod("web", None)).await;
-        waits_for(&place, "first", names::REASON_POD_NOT_FOUND).await;
+        place.claim("first", with_pod("web", None)).await;
+        place.waits_for("first", names::REASON_POD_NOT_FOUND).await;
         // It keeps nobody waiting meanwhile.
-        claim(&place, "seat", fixed(1)).await;
-        is_in(&place, "seat", ClaimPhase::Expired).await;
-        let pod = Box::pin(make_pod(&place, "web")).await;
-        let granted = is_in(&place, "first", ClaimPhase::Granted).await;
+        place.claim("seat", fixed(1)).await;
+        place.claim_in("seat", ClaimPhase::Expired).await;
+        let pod = Box::pin(place.make_pod("web")).await;
+        let granted = place.claim_in("first", ClaimPhase::Granted).await;
         let lock = place.locks.get("nightly").await.expect("the lock");
         let slot = lock.slot_status(0).expect("an entry");
         assert_eq!(
@@ -246,40 +160,34 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
         );
 
         // What proves nothing ends nothing, nor does time: the lease duration is one second.
-        edit_status(
-            &place,
-            "web",
-            json!({"phase": "Failed", "reason": "NodeLost"}),
-        )
-        .await;
+        place
+            .edit_pod("web", json!({"phase": "Failed", "reason": "NodeLost"}))
+            .await;
         tokio::time::sleep(NOTHING * 2).await;
         let still = place.claims.get("first").await.expect("the claim");
         assert_eq!(still.phase(), ClaimPhase::Granted);
-        edit_status(&place, "web", ended("main")).await;
-        let over = is_in(&place, "first", ClaimPhase::Released).await;
+        place.edit_pod("web", ended("main")).await;
+        let over = place.claim_in("first", ClaimPhase::Released).await;
         assert_eq!(
-            condition(&over, names::CONDITION_READY).1,
+            claim_condition(&over, names::CONDITION_READY).1,
             names::REASON_POD_ENDED
         );
         place.lock_is("nightly", "it is free", is_free).await;
 
         // Another Pod of that name is another Pod.
-        let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
-        deleted.expect("the pod can be deleted");
-        let again = make_pod(&place, "web").await;
-        claim(&place, "old", with_pod("web", pod.metadata.uid.as_deref())).await;
-        waits_for(&place, "old", names::REASON_POD_NOT_FOUND).await;
-        claim(
-            &place,
-            "new",
-            with_pod("web", again.metadata.uid.as_deref()),
-        )
-        .await;
-        is_in(&place, "new", ClaimPhase::Granted).await;
+        place.delete_pod("web").await;
+        let again = place.make_pod("web").await;
+        place
+            .claim("old", with_pod("web", pod.metadata.uid.as_deref()))
+            .await;
+        place.waits_for("old", names::REASON_POD_NOT_FOUND).await;
+        place
+            .claim("new", with_pod("web", again.metadata.uid.as_deref()))
+            .await;
+        place.claim_in("new", ClaimPhase::Granted).await;
         let began = MonoInstant::now();
-        let deleted = pods(&place).delete("web", &DeleteParams::default()).await;
-        deleted.expect("the pod can be deleted");
-        is_in(&place, "new", ClaimPhase::Released).await;
+        place.delete_pod("web").await;
+        place.claim_in("new", ClaimPhase::Released).await;
         let took = free_after(&place, began).await;
         assert!(took < Duration::from_secs(3), "after {took:?}");
     }))
@@ -293,27 +201,14 @@ async fn fixed_claims_and_waiters_are_served_in_the_order_of_coming() {
         place.make_free("nightly", 5).await;
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
-        claim(&place, "first", fixed(1)).await;
-        let ticket = |claim: Option<&LockClaim>| {
-            claim.is_some_and(|claim| {
-                claim
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.ticket.is_some())
-            })
-        };
-        place.claim_is("first", "it has a ticket", ticket).await;
+        place.claim("first", fixed(1)).await;
+        place.has_ticket("first").await;
         let mut waiter = locks.lock("nightly").claimant("second").begin();
-        let two = |lock: &leasehold::api::DistributedLock| {
-            lock.status
-                .as_ref()
-                .is_some_and(|status| status.waiters == Some(2))
-        };
-        place.lock_is("nightly", "two wait", two).await;
-        claim(&place, "third", fixed(1)).await;
-        place.claim_is("third", "it has a ticket", ticket).await;
+        place.has_waiters("nightly", 2).await;
+        place.claim("third", fixed(1)).await;
+        place.has_ticket("third").await;
         holder.release().await.expect("it is given back");
-        let first = is_in(&place, "first", ClaimPhase::Granted).await;
+        let first = place.claim_in("first", ClaimPhase::Granted).await;
         let second = within(LONG, "the waiter has it", waiter.outcome())
             .await
             .expect("a guard");
@@ -321,9 +216,9 @@ async fn fixed_claims_and_waiters_are_served_in_the_order_of_coming() {
         assert_eq!(at_that_time.phase(), ClaimPhase::Pending);
         let second_token = second.token().get();
         second.release().await.expect("it is given back");
-        let third = is_in(&place, "third", ClaimPhase::Granted).await;
+        let third = place.claim_in("third", ClaimPhase::Granted).await;
         assert!(token(&first) < second_token && second_token < token(&third));
-        is_in(&place, "first", ClaimPhase::Expired).await;
+        place.claim_in("first", ClaimPhase::Expired).await;
     })
     .await;
 }
@@ -333,8 +228,8 @@ async fn a_fixed_hold_lasts_its_own_time_also_without_the_operator() {
     in_place(async |place| {
         let operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
-        claim(&place, "seat", fixed(6)).await;
-        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        place.claim("seat", fixed(6)).await;
+        let granted = place.claim_in("seat", ClaimPhase::Granted).await;
         let began = MonoInstant::now();
         operator.signal(Signal::KILL);
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
@@ -348,7 +243,7 @@ async fn a_fixed_hold_lasts_its_own_time_also_without_the_operator() {
         assert!(guard.token().get() > token(&granted));
         // The next operator finds out how it ended.
         let _heir = Operator::start(&place.namespace, "heir", &[]).await;
-        is_in(&place, "seat", ClaimPhase::Expired).await;
+        place.claim_in("seat", ClaimPhase::Expired).await;
         guard.release().await.expect("it is given back");
     })
     .await;
@@ -357,15 +252,10 @@ async fn a_fixed_hold_lasts_its_own_time_also_without_the_operator() {
 #[tokio::test]
 async fn a_claim_revoked_while_the_operator_was_away_says_so_and_is_not_taken_again() {
     in_place(async |place| {
-        let times = [
-            "--leader-lease-duration=1s",
-            "--leader-renew-deadline=700ms",
-            "--leader-retry-period=100ms",
-        ];
-        let operator = Operator::start(&place.namespace, "one", &times).await;
+        let operator = Operator::start(&place.namespace, "one", QUICK).await;
         place.make_free("nightly", 1).await;
-        claim(&place, "seat", fixed(600)).await;
-        let granted = is_in(&place, "seat", ClaimPhase::Granted).await;
+        place.claim("seat", fixed(600)).await;
+        let granted = place.claim_in("seat", ClaimPhase::Granted).await;
         operator.signal(Signal::KILL);
         place
             .edit_lock(
@@ -373,22 +263,18 @@ async fn a_claim_revoked_while_the_operator_was_away_says_so_and_is_not_taken_ag
                 &json!({"spec": {"minFencingToken": token(&granted) + 1}}),
             )
             .await;
-        let heir = Operator::start(&place.namespace, "two", &times).await;
-        let revoked = is_in(&place, "seat", ClaimPhase::Revoked).await;
+        let heir = Operator::start(&place.namespace, "two", QUICK).await;
+        let revoked = place.claim_in("seat", ClaimPhase::Revoked).await;
         assert_eq!(token(&revoked), token(&granted));
         place.lock_is("nightly", "it is free", is_free).await;
 
         // The same when its Lease was deleted: and the lock does not wait for those 600 s.
-        claim(&place, "again", fixed(600)).await;
-        is_in(&place, "again", ClaimPhase::Granted).await;
+        place.claim("again", fixed(600)).await;
+        place.claim_in("again", ClaimPhase::Granted).await;
         heir.signal(Signal::KILL);
-        let deleted = place
-            .leases
-            .delete("nightly", &DeleteParams::default())
-            .await;
-        deleted.expect("the lease can be deleted");
-        let _third = Operator::start(&place.namespace, "three", &times).await;
-        is_in(&place, "again", ClaimPhase::Revoked).await;
+        place.delete_lease("nightly").await;
+        let _third = Operator::start(&place.namespace, "three", QUICK).await;
+        place.claim_in("again", ClaimPhase::Revoked).await;
         place.lock_is("nightly", "it is free", is_free).await;
         tokio::time::sleep(NOTHING).await;
         assert!(place.lease("nightly").await.record.is_free());
@@ -401,10 +287,10 @@ async fn an_annotation_dropped_by_hand_is_put_back() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
-        let pod = make_pod(&place, "web").await;
+        let pod = place.make_pod("web").await;
         for (name, spec) in [("seat", fixed(600)), ("job", with_pod("web", None))] {
-            claim(&place, name, spec).await;
-            is_in(&place, name, ClaimPhase::Granted).await;
+            place.claim(name, spec).await;
+            place.claim_in(name, ClaimPhase::Granted).await;
             let before = place.lease("nightly").await.record;
             let drop = json!({"metadata": {"annotations": {names::ANNOTATION_GRANT: null}}});
             place.edit_lease("nightly", &drop).await;
@@ -419,7 +305,7 @@ async fn an_annotation_dropped_by_hand_is_put_back() {
                 bound.map(|pod| pod.uid),
                 pod.metadata.uid.clone().filter(|_| name == "job")
             );
-            delete(&place, name).await;
+            place.delete_claim(name).await;
             place.lock_is("nightly", "it is free", is_free).await;
         }
     })
@@ -435,17 +321,17 @@ async fn max_hold_cuts_a_fixed_hold_and_ends_a_pod_hold() {
             ..lasting(1)
         };
         place.make("nightly", spec).await;
-        make_pod(&place, "web").await;
-        claim(&place, "seat", fixed(600)).await;
-        is_in(&place, "seat", ClaimPhase::Expired).await;
-        claim(&place, "job", with_pod("web", None)).await;
-        is_in(&place, "job", ClaimPhase::Granted).await;
+        place.make_pod("web").await;
+        place.claim("seat", fixed(600)).await;
+        place.claim_in("seat", ClaimPhase::Expired).await;
+        place.claim("job", with_pod("web", None)).await;
+        place.claim_in("job", ClaimPhase::Granted).await;
         let began = MonoInstant::now();
-        let over = is_in(&place, "job", ClaimPhase::Revoked).await;
+        let over = place.claim_in("job", ClaimPhase::Revoked).await;
         let took = MonoInstant::now().saturating_duration_since(began);
         assert!((1.0..4.0).contains(&took.as_secs_f64()), "after {took:?}");
         assert_eq!(
-            condition(&over, names::CONDITION_READY).1,
+            claim_condition(&over, names::CONDITION_READY).1,
             names::REASON_MAX_HOLD
         );
         place.lock_is("nightly", "it is free", is_free).await;
@@ -463,10 +349,10 @@ async fn two_slots_are_held_by_two_claims_and_the_third_waits() {
         };
         place.make("nightly", spec).await;
         for name in ["a", "b", "c"] {
-            claim(&place, name, fixed(600)).await;
+            place.claim(name, fixed(600)).await;
         }
-        let first = is_in(&place, "a", ClaimPhase::Granted).await;
-        let second = is_in(&place, "b", ClaimPhase::Granted).await;
+        let first = place.claim_in("a", ClaimPhase::Granted).await;
+        let second = place.claim_in("b", ClaimPhase::Granted).await;
         let slot = |claim: &LockClaim| claim.status.as_ref().and_then(|status| status.slot);
         assert_eq!([slot(&first), slot(&second)], [Some(0), Some(1)]);
         let second = second.status.expect("a status");
@@ -476,8 +362,8 @@ async fn two_slots_are_held_by_two_claims_and_the_third_waits() {
             place.claims.get("c").await.expect("the claim").phase(),
             ClaimPhase::Pending
         );
-        delete(&place, "b").await;
-        let third = is_in(&place, "c", ClaimPhase::Granted).await;
+        place.delete_claim("b").await;
+        let third = place.claim_in("c", ClaimPhase::Granted).await;
         assert_eq!(slot(&third), Some(1));
         assert_eq!(
             place.claims.get("a").await.expect("the claim").phase(),

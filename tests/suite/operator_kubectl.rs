@@ -3,7 +3,6 @@
 use std::process::{Command, Output};
 
 use super::docs::root;
-use super::operator_pods::wait_for_account;
 use super::operator_rig::{Operator, Place, in_place};
 
 async fn kubectl(place: &Place, args: &[&str]) -> Output {
@@ -83,7 +82,7 @@ async fn a_seat_is_held_by_plain_yaml_and_kubectl_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_holds_by_plain_yaml() {
     in_place(async |place| {
-        wait_for_account(&place).await;
+        place.has_account().await;
         let _operator = Operator::leading(&place.namespace).await;
         said(&place, &["apply", "-f", "examples/pod-hold.yaml"]).await;
         let granted = [

@@ -6,7 +6,7 @@ use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 
-use super::operator_rig::{LONG, Operator, config, in_place, is_free, lasting, shows};
+use super::operator_rig::{LONG, Operator, config, in_place, is_free, lasting};
 use super::server::within;
 
 /// A lead that dies is over soon.
@@ -26,21 +26,12 @@ async fn when_the_leader_is_killed_the_other_leads_and_goes_on() {
         let first = Operator::start(&place.namespace, "one", QUICK).await;
         first.leads().await;
         let second = Operator::start(&place.namespace, "two", QUICK).await;
-        second
-            .eventually("it is ready", async || {
-                second
-                    .get("/readyz")
-                    .await
-                    .is_some_and(|(status, _)| status == 200)
-            })
-            .await;
+        second.is_ready().await;
         assert_eq!(lead(&second).await, Some(0.0), "one leads");
         place.make_free("nightly", 6).await;
         let taken = MonoInstant::now();
         let grant = place.take("nightly", "pod-3").await;
-        place
-            .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-            .await;
+        place.is_shown("nightly", &grant).await;
         first.signal(Signal::KILL);
         second.leads().await;
         // It observed as a standby: its lead postpones no expiry.
@@ -87,14 +78,7 @@ async fn a_stopped_standby_writes_nothing() {
         let first = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 15).await;
         let mut second = Operator::start(&place.namespace, "two", &[]).await;
-        second
-            .eventually("it is ready", async || {
-                second
-                    .get("/readyz")
-                    .await
-                    .is_some_and(|(status, _)| status == 200)
-            })
-            .await;
+        second.is_ready().await;
         second.signal(Signal::TERM);
         assert_eq!(second.ended().await.code(), Some(0), "{}", second.log());
         let lease = place.lease("leasehold-operator").await;

@@ -9,8 +9,7 @@ use kube::api::{DeleteParams, ListParams};
 use leasehold::api::{ClaimPhase, DistributedLockSpec, FencingToken, LockClaim};
 use rand::seq::{IndexedRandom, SliceRandom};
 
-use super::operator_holds::{claim, fixed, with_pod};
-use super::operator_pods::{make_pod, pods};
+use super::operator_place::{fixed, with_pod};
 use super::operator_rig::{LONG, Operator, Place, in_place, lasting};
 use super::run_bench::{long, until};
 
@@ -51,10 +50,10 @@ impl Semaphore<'_> {
         let name = format!("c{}", self.made);
         self.made += 1;
         if self.made.is_multiple_of(2) {
-            make_pod(self.place, &name).await;
-            claim(self.place, &name, with_pod(&name, None)).await;
+            self.place.make_pod(&name).await;
+            self.place.claim(&name, with_pod(&name, None)).await;
         } else {
-            claim(self.place, &name, fixed(3600)).await;
+            self.place.claim(&name, fixed(3600)).await;
         }
     }
 
@@ -118,9 +117,9 @@ impl Semaphore<'_> {
                 let (name, _) = held.remove(slot).expect("it is held");
                 self.ended.insert(name.clone());
                 // The claims of Pods end as Released, and stay; they are not asked to hold again.
-                let of_pod = pods(self.place).get_opt(&name).await.expect("an answer");
+                let of_pod = self.place.pods().get_opt(&name).await.expect("an answer");
                 if of_pod.is_some() && rand::random() {
-                    let gone = pods(self.place).delete(&name, &delete).await;
+                    let gone = self.place.pods().delete(&name, &delete).await;
                     gone.expect("the pod goes");
                 } else {
                     let gone = self.place.claims.delete(&name, &delete).await;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use leasehold::api::{
     DistributedLock, DistributedLockSpec, EndReason, LockClaimSpec, QueuePolicy, QueueSpec,
 };
@@ -10,18 +9,8 @@ use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::operator_claims::claim;
-use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, config, ends, in_place, is_free, lasting};
 use super::server::within;
-
-async fn make_free(place: &Place, spec: DistributedLockSpec) {
-    place.make("nightly", spec).await;
-    place.lock_is("nightly", "it is free", is_free).await;
-}
-
-fn last_end(lock: &DistributedLock) -> Option<EndReason> {
-    lock.status.as_ref()?.history.first().map(|end| end.reason)
-}
 
 fn seconds_since(start: MonoInstant) -> f64 {
     let since = MonoInstant::now().saturating_duration_since(start);
@@ -37,7 +26,7 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
             lock_delay_seconds: 2,
             ..lasting(1)
         };
-        make_free(&place, spec).await;
+        place.make_free_of("nightly", spec).await;
         let sent = MonoInstant::now();
         place.take("nightly", "killed").await;
         let locks = Locks::new(config().await, &place.namespace).expect("a client");
@@ -48,20 +37,13 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
         let guard = acquire("second").await;
         let took = seconds_since(sent);
         assert!((3.0..5.0).contains(&took), "after {took} s");
-        let lock = place
-            .lock_is("nightly", "the end is told", |lock| {
-                last_end(lock).is_some()
-            })
-            .await;
-        assert_eq!(last_end(&lock), Some(EndReason::Expired));
+        let told = |lock: &DistributedLock| !ends(lock).is_empty();
+        let lock = place.lock_is("nightly", "the end is told", told).await;
+        assert_eq!(ends(&lock), [EndReason::Expired]);
 
         let next = acquire("third");
         let release = async {
-            place
-                .lock_is("nightly", "somebody waits", |lock| {
-                    lock.status.as_ref().and_then(|status| status.waiters) == Some(1)
-                })
-                .await;
+            place.has_waiters("nightly", 1).await;
             let released = MonoInstant::now();
             guard.release().await.expect("it is given back");
             released
@@ -82,7 +64,7 @@ async fn a_holder_that_goes_on_beyond_max_hold_seconds_is_revoked_one_lease_late
             max_hold_seconds: Some(2),
             ..lasting(2)
         };
-        make_free(&place, spec).await;
+        place.make_free_of("nightly", spec).await;
         let sent = MonoInstant::now();
         let grant = place.take("nightly", "pod-3").await;
         let revoked = async {
@@ -99,7 +81,7 @@ async fn a_holder_that_goes_on_beyond_max_hold_seconds_is_revoked_one_lease_late
         let took = seconds_since(sent);
         assert!((4.0..6.0).contains(&took), "after {took} s");
         let lock = place.lock_is("nightly", "it is free", is_free).await;
-        assert_eq!(last_end(&lock), Some(EndReason::Revoked));
+        assert_eq!(ends(&lock), [EndReason::Revoked]);
         let note = place.event("Revoked").await;
         assert!(note.contains("maxHoldSeconds"), "{note}");
         assert!(place.take("nightly", "pod-4").await.token > grant.token);
@@ -119,34 +101,19 @@ async fn where_priority_counts_a_claim_that_is_raised_goes_first() {
             },
             ..lasting(60)
         };
-        make_free(&place, spec).await;
+        place.make_free_of("nightly", spec).await;
         place.take("nightly", "pod-0").await;
         for (name, priority) in [("low", 0), ("high", 5), ("raised", -5)] {
             let spec = LockClaimSpec {
                 priority,
                 ..LockClaimSpec::heartbeat("nightly")
             };
-            claim(&place.claims, name, spec).await;
+            place.claim(name, spec).await;
         }
-        let named = async |name: &str| {
-            place
-                .lease_is("nightly", "it is named", |lease| {
-                    lease
-                        .record
-                        .next
-                        .as_ref()
-                        .is_some_and(|next| next.name == name)
-                })
-                .await;
-        };
-        named("high").await;
+        place.is_named("nightly", "high").await;
         let raise = json!({"spec": {"priority": 9}});
-        place
-            .claims
-            .patch("raised", &PatchParams::default(), &Patch::Merge(&raise))
-            .await
-            .expect("a priority may be edited");
-        named("raised").await;
+        place.edit_claim("raised", &raise).await;
+        place.is_named("nightly", "raised").await;
         let order = ["raised", "high", "low"];
         place
             .lock_is("nightly", "status shows the order", |lock| {

@@ -1,15 +1,13 @@
 //! What the operator makes, and what status shows.
 
-use std::time::Duration;
-
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::DeleteParams;
 use kube::runtime::conditions::is_deleted;
 use kube::runtime::wait::await_condition;
 use leasehold::api::{ConditionStatus, EndReason, FencingToken, HoldType, LockPhase, names};
 use leasehold::client::Locks;
 use serde_json::json;
 
-use super::operator_rig::{LONG, Operator, condition, in_place, is_free, shows};
+use super::operator_rig::{LONG, Operator, condition, config, in_place, is_free, shows};
 use super::server::within;
 
 #[tokio::test]
@@ -46,9 +44,7 @@ async fn status_shows_holder_token_pod_and_node_and_then_history() {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 30).await;
         let first = place.take("nightly", "pod-3").await;
-        let lock = place
-            .lock_is("nightly", "the grant is shown", |lock| shows(lock, &first))
-            .await;
+        let lock = place.is_shown("nightly", &first).await;
         let status = lock.status.as_ref().expect("a status");
         assert_eq!(status.phase, Some(LockPhase::Held));
         assert_eq!(status.held.as_deref(), Some("1/1"));
@@ -66,10 +62,7 @@ async fn status_shows_holder_token_pod_and_node_and_then_history() {
         );
 
         // Release, as the holder does.
-        let lease = place.lease("nightly").await;
-        let freed = leasehold::engine::change::release(&lease.record, &first, "done", 1);
-        let put = place.store.put("nightly", &lease, &freed, LONG).await;
-        assert!(matches!(put, leasehold::lease::Put::Applied(_)), "{put:?}");
+        place.release("nightly", &first).await;
         let lock = place.lock_is("nightly", "it is free again", is_free).await;
         let status = lock.status.expect("a status");
         assert_eq!(status.fencing_token, Some(first.token), "the token stays");
@@ -83,11 +76,7 @@ async fn status_shows_holder_token_pod_and_node_and_then_history() {
 
         let second = place.take("nightly", "pod-4").await;
         assert!(second.token > first.token);
-        place
-            .lock_is("nightly", "the next grant is shown", |lock| {
-                shows(lock, &second)
-            })
-            .await;
+        place.is_shown("nightly", &second).await;
     })
     .await;
 }
@@ -98,13 +87,9 @@ async fn renewals_cause_no_status_write_and_hardly_a_look() {
     in_place(async |place| {
         let operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
-        let guard = Locks::new(super::operator_rig::config().await, &place.namespace)
-            .expect("a client")
-            .lock("nightly")
-            .claimant("pod-3")
-            .acquire()
-            .await
-            .expect("it is free");
+        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let guard = locks.lock("nightly").claimant("pod-3").acquire().await;
+        let guard = guard.expect("it is free");
         let token = guard.token();
         let shown = place
             .lock_is("nightly", "it is shown", |lock| {
@@ -147,51 +132,14 @@ async fn waiters_are_counted_and_named_in_the_order_of_coming() {
         place.make_free("nightly", 60).await;
         place.take("nightly", "pod-0").await;
         for name in ["c", "a", "b"] {
-            let claim = leasehold::api::LockClaim::new(
-                name,
-                leasehold::api::LockClaimSpec::heartbeat("nightly"),
-            );
-            place
-                .claims
-                .create(&PostParams::default(), &claim)
-                .await
-                .expect("a claim");
+            place.queue_up(name, "nightly").await;
         }
-        let lock = place
-            .lock_is("nightly", "three wait", |lock| {
-                lock.status
-                    .as_ref()
-                    .is_some_and(|status| status.waiters == Some(3))
-            })
-            .await;
-        assert_eq!(lock.status.expect("a status").next_waiters, ["c", "a", "b"]);
-        let lease = place
-            .lease_is("nightly", "somebody is named", |lease| {
-                lease.record.next.is_some()
-            })
-            .await;
-        assert_eq!(
-            lease.record.next.map(|next| next.name).as_deref(),
-            Some("c")
-        );
-        place
-            .claims
-            .delete("c", &DeleteParams::default())
-            .await
-            .expect("it goes");
-        let lease = place
-            .lease_is("nightly", "the next one is named", |lease| {
-                lease
-                    .record
-                    .next
-                    .as_ref()
-                    .is_some_and(|next| next.name != "c")
-            })
-            .await;
-        assert_eq!(
-            lease.record.next.map(|next| next.name).as_deref(),
-            Some("a")
-        );
+        place.has_waiters("nightly", 3).await;
+        let status = place.locks.get("nightly").await.expect("the lock").status;
+        assert_eq!(status.expect("a status").next_waiters, ["c", "a", "b"]);
+        place.is_named("nightly", "c").await;
+        place.delete_claim("c").await;
+        place.is_named("nightly", "a").await;
     })
     .await;
 }
@@ -270,24 +218,9 @@ async fn an_absurd_minimal_token_shows_and_stops_nothing_else() {
                 shows(lock, &grant) && ahead(lock)
             })
             .await;
-        let events: kube::Api<k8s_openapi::api::events::v1::Event> =
-            kube::Api::namespaced(place.client.clone(), &place.namespace);
-        let told = async {
-            loop {
-                let all = events.list(&ListParams::default()).await.expect("events");
-                let reasons: Vec<_> = all
-                    .iter()
-                    .filter_map(|event| event.reason.clone())
-                    .collect();
-                if reasons.contains(&"TokenAhead".to_owned())
-                    && reasons.contains(&"AbsurdTokenIgnored".to_owned())
-                {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        within(LONG, "events tell of it", told).await;
+        for reason in ["TokenAhead", "AbsurdTokenIgnored"] {
+            place.event(reason).await;
+        }
     })
     .await;
 }

@@ -1,62 +1,31 @@
-//! Waiters whose Pods are gone. Pods are API objects here, without a kubelet: one without a node goes when it is
-//! deleted.
+//! Waiters whose Pods are gone.
 
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
-use kube::api::{
-    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
-};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::wait::await_condition;
 use leasehold::api::{DistributedLock, EndReason, LockClaim, LockClaimSpec};
-use leasehold::client::identity::{identity, random_uid};
 use leasehold::client::{Acquiring, Locks};
 use leasehold::clock::MonoInstant;
-use leasehold::engine::PodRef;
 use leasehold::lease::FoundLease;
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::operator_rig::{LONG, Operator, Place, config, in_place, is_free, shows};
+use super::operator_place::ended;
+use super::operator_rig::{LONG, Operator, Place, QUICK, config, ends, in_place, is_free};
 use super::run_bench::long;
 use super::server::within;
 
 /// Calls at once where many objects are made.
 const AT_ONCE: usize = 16;
 
-/// Pods can be made only once their namespace has its service account.
-pub async fn wait_for_account(place: &Place) {
-    let accounts = Api::<ServiceAccount>::namespaced(place.client.clone(), &place.namespace);
-    let there = await_condition(accounts, "default", |account: Option<&ServiceAccount>| {
-        account.is_some()
-    });
-    let there = within(LONG, "the namespace has its service account", there).await;
-    there.expect("a watch");
-}
-
-/// A Pod that nothing runs.
-pub async fn make_pod(place: &Place, name: &str) -> Pod {
-    Box::pin(wait_for_account(place)).await;
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {"containers": [{"name": "main", "image": "none"}], "schedulerName": "nobody", "restartPolicy": "Never"},
-    });
-    let pod = serde_json::from_value(pod).expect("a pod");
-    let made = pods(place).create(&PostParams::default(), &pod).await;
-    made.expect("the pod is made")
-}
-
-/// The Pods of the place.
-pub fn pods(place: &Place) -> Api<Pod> {
-    Api::namespaced(place.client.clone(), &place.namespace)
-}
-
 async fn delete_pods(place: &Place) {
     let (all, how) = (ListParams::default(), DeleteParams::default());
-    let deleted = pods(place).delete_collection(&how, &all).await;
+    let deleted = place.pods().delete_collection(&how, &all).await;
     deleted.expect("the pods can be deleted");
 }
 
@@ -75,29 +44,12 @@ async fn claim_of(place: &Place, name: &str, pod: Option<&Pod>) {
     made.expect("the claim is made");
 }
 
-/// Edits the status of a Pod as its kubelet does.
-pub async fn edit_status(place: &Place, name: &str, status: Value) {
-    let patch = Patch::Merge(json!({"status": status}));
-    let patched = pods(place)
-        .patch_status(name, &PatchParams::default(), &patch)
-        .await;
-    patched.expect("the status can be edited");
-}
-
-/// What the kubelet says of a container that has ended.
-pub fn ended(container: &str) -> Value {
-    json!({"containerStatuses": [{
-        "name": container, "image": "none", "imageID": "", "ready": false, "restartCount": 0,
-        "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
-    }]})
-}
-
 /// So many dead claims, each of a Pod of its own.
 async fn claims_of_pods(place: &Place, count: usize) {
     stream::iter(0..count)
         .for_each_concurrent(AT_ONCE, async |number| {
             let name = format!("dead-{number}");
-            let pod = make_pod(place, &name).await;
+            let pod = place.make_pod(&name).await;
             claim_of(place, &name, Some(&pod)).await;
         })
         .await;
@@ -164,12 +116,7 @@ async fn waiters_whose_pods_are_gone_cost_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_write_skips_all_that_are_dead() {
     in_place(async |place| {
-        let times = [
-            "--leader-lease-duration=1s",
-            "--leader-renew-deadline=700ms",
-            "--leader-retry-period=100ms",
-        ];
-        let operator = Operator::start(&place.namespace, "one", &times).await;
+        let operator = Operator::start(&place.namespace, "one", QUICK).await;
         let lock = place.make_free("nightly", 60).await;
         let holder = place.take("nightly", "pod-0").await;
         claims_of_pods(&place, 20).await;
@@ -186,7 +133,7 @@ async fn one_write_skips_all_that_are_dead() {
         operator.signal(Signal::KILL);
         delete_pods(&place).await;
         let since = place.lease("nightly").await.record.resource_version;
-        let _heir = Operator::start(&place.namespace, "heir", &times).await;
+        let _heir = Operator::start(&place.namespace, "heir", QUICK).await;
         let after = place
             .lease_is("nightly", "the living one is named", named("live"))
             .await;
@@ -239,8 +186,7 @@ async fn dead_claims_without_pods_cost_two_seconds_each() {
         )
         .await;
         assert!(took < limit, "after {took:?}");
-        let gone = |claim: Option<&LockClaim>| claim.is_none();
-        place.claim_is("dead-0", "it is deleted", gone).await;
+        place.claim_goes("dead-0").await;
     })
     .await;
 }
@@ -251,34 +197,22 @@ async fn a_holder_whose_pod_has_ended_is_ended_before_its_lease() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
-        let pod = make_pod(&place, "web").await;
-        let bound = PodRef {
-            name: "web".to_owned(),
-            uid: pod.uid().expect("a uid"),
-        };
-        let identity = identity("web", &random_uid());
-        let grant = place.take_in("nightly", 0, identity, Some(bound)).await;
-        let held = |lock: &DistributedLock| shows(lock, &grant);
-        place.lock_is("nightly", "it is shown", held).await;
-        edit_status(
-            &place,
-            "web",
-            json!({"phase": "Failed", "reason": "NodeLost"}),
-        )
-        .await;
+        let pod = place.make_pod("web").await;
+        place.take_from(&pod, "nightly").await;
+        place
+            .edit_pod("web", json!({"phase": "Failed", "reason": "NodeLost"}))
+            .await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(
             !place.lease("nightly").await.record.is_free(),
             "a phase proves nothing"
         );
         let began = MonoInstant::now();
-        edit_status(&place, "web", ended("main")).await;
+        place.edit_pod("web", ended("main")).await;
         let lock = place.lock_is("nightly", "it is free", is_free).await;
         let took = MonoInstant::now().saturating_duration_since(began);
         assert!(took < Duration::from_secs(3), "after {took:?}");
-        let history = lock.status.expect("a status").history;
-        let reasons: Vec<_> = history.iter().map(|end| end.reason).collect();
-        assert_eq!(reasons, [EndReason::Ended]);
+        assert_eq!(ends(&lock), [EndReason::Ended]);
     })
     .await;
 }

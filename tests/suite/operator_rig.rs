@@ -7,11 +7,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use leasehold::api::{DistributedLock, DistributedLockSpec, LockClaim, names};
+use leasehold::api::{
+    DistributedLock, DistributedLockSpec, EndReason, LockClaim, find_condition, names,
+};
 use leasehold::client::identity::{identity, random_uid};
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::engine::change::{self, NextChange, Requester};
@@ -27,6 +29,13 @@ use super::server::{self, within};
 
 /// More than anything here takes on a busy machine.
 pub const LONG: Duration = Duration::from_secs(20);
+
+/// For `Operator::start`: a lead that dies is over soon.
+pub const QUICK: &[&str] = &[
+    "--leader-lease-duration=1s",
+    "--leader-renew-deadline=700ms",
+    "--leader-retry-period=100ms",
+];
 
 /// One replica of the operator, as a process of its own that looks after one namespace. Ended when dropped.
 pub struct Operator {
@@ -94,6 +103,14 @@ impl Operator {
     pub async fn leads(&self) {
         self.eventually("it leads", async || {
             self.metric("leasehold_leader").await == Some(1.0)
+        })
+        .await;
+    }
+
+    /// Waits until it is ready, leader or not.
+    pub async fn is_ready(&self) {
+        self.eventually("it is ready", async || {
+            self.get("/readyz").await.is_some_and(|got| got.0 == 200)
         })
         .await;
     }
@@ -204,8 +221,19 @@ impl Place {
 
     /// Makes a lock with this lease duration, and waits until it can be taken.
     pub async fn make_free(&self, name: &str, seconds: i32) -> DistributedLock {
-        self.make(name, lasting(seconds)).await;
+        self.make_free_of(name, lasting(seconds)).await
+    }
+
+    /// Makes a lock of this spec, and waits until it can be taken.
+    pub async fn make_free_of(&self, name: &str, spec: DistributedLockSpec) -> DistributedLock {
+        self.make(name, spec).await;
         self.lock_is(name, "it is free", is_free).await
+    }
+
+    /// Waits until status shows this grant.
+    pub async fn is_shown(&self, name: &str, grant: &Grant) -> DistributedLock {
+        self.lock_is(name, "it is shown", |lock| shows(lock, grant))
+            .await
     }
 
     /// Waits until the lock shows this.
@@ -227,25 +255,6 @@ impl Place {
             );
         };
         lock.expect("a watch").expect("a lock")
-    }
-
-    /// Waits until the claim shows this; `None` once it is gone.
-    pub async fn claim_is(
-        &self,
-        name: &str,
-        what: &str,
-        is_so: impl Fn(Option<&LockClaim>) -> bool,
-    ) -> Option<LockClaim> {
-        let so = await_condition(self.claims.clone(), name, is_so);
-        let Ok(claim) = tokio::time::timeout(LONG, so).await else {
-            panic!(
-                "not within {LONG:?}: {what}: {:#?}",
-                self.claims.get_opt(name).await
-            );
-        };
-        let claim = claim.expect("a watch");
-        claim.iter().for_each(super::api_gitops::reads_right);
-        claim
     }
 
     /// Waits until the Lease shows this.
@@ -369,24 +378,6 @@ impl Place {
         }
     }
 
-    /// Waits until an event of this reason is told, for its note.
-    pub async fn event(&self, reason: &str) -> String {
-        let events = Api::<Event>::namespaced(self.client.clone(), &self.namespace);
-        let told = async {
-            loop {
-                let all = events.list(&ListParams::default()).await.expect("events");
-                let event = all
-                    .into_iter()
-                    .find(|event| event.reason.as_deref() == Some(reason));
-                if let Some(note) = event.and_then(|event| event.note) {
-                    return note;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        within(LONG, "an event tells of it", told).await
-    }
-
     /// Merges `patch` into an object of the Leases, as people do by hand.
     pub async fn edit_lease(&self, name: &str, patch: &Value) {
         let patched = self
@@ -403,6 +394,12 @@ impl Place {
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await;
         patched.expect("the lock can be edited");
+    }
+
+    /// Deletes a Lease.
+    pub async fn delete_lease(&self, name: &str) {
+        let deleted = self.leases.delete(name, &DeleteParams::default()).await;
+        deleted.expect("the lease can be deleted");
     }
 
     /// Makes a Lease as another client does.
@@ -443,15 +440,23 @@ pub fn is_free(lock: &DistributedLock) -> bool {
         && condition(lock, names::CONDITION_HELD).0 == "False"
 }
 
-/// Status and reason of a condition; empty where there is none.
+/// Status and reason of a condition of the lock; empty where there is none.
 pub fn condition(lock: &DistributedLock, type_: &str) -> (String, String) {
-    let conditions = lock
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
-    leasehold::api::find_condition(conditions, type_)
+    let status = lock.status.as_ref();
+    condition_in(status.map_or(&[], |status| &status.conditions), type_)
+}
+
+/// Status and reason of one of these; empty where it is not there.
+pub fn condition_in(conditions: &[Condition], type_: &str) -> (String, String) {
+    find_condition(conditions, type_)
         .map(|condition| (condition.status.clone(), condition.reason.clone()))
         .unwrap_or_default()
+}
+
+/// How the grants of the lock ended that its history tells of, the last one first.
+pub fn ends(lock: &DistributedLock) -> Vec<EndReason> {
+    let history = lock.status.iter().flat_map(|status| &status.history);
+    history.map(|end| end.reason).collect()
 }
 
 /// Message of a condition; empty where there is none.

@@ -1,19 +1,12 @@
 //! Leases of other clients: left alone without consent, shared with it.
 
-use std::time::Duration;
-
 use k8s_openapi::api::events::v1::Event;
-use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::DeleteParams;
 use leasehold::api::{DistributedLock, DistributedLockSpec, EndReason, names};
-use leasehold::client::identity::{identity, random_uid};
-use leasehold::engine::{PodRef, change};
-use leasehold::lease::Put;
 use serde_json::json;
 
-use super::operator_pods::{edit_status, ended, make_pod, pods};
-use super::operator_rig::{LONG, Operator, condition, in_place, is_free, lasting, shows};
-use super::server::within;
+use super::operator_place::ended;
+use super::operator_rig::{Operator, condition, in_place, is_free, lasting};
 
 fn sharing(lease: &str) -> DistributedLockSpec {
     DistributedLockSpec {
@@ -88,8 +81,7 @@ async fn a_lease_is_shared_once_its_label_consents_and_its_holder_gets_a_token()
 async fn a_shared_lease_that_is_not_there_is_made_and_stays_when_the_lock_goes() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
-        place.make("mine", sharing("elector")).await;
-        place.lock_is("mine", "it is free", is_free).await;
+        place.make_free_of("mine", sharing("elector")).await;
         let made = place.lease("elector").await;
         assert_eq!(made.record.shared_with.as_deref(), Some("mine"));
         assert_eq!(made.object.metadata.owner_references, None);
@@ -117,8 +109,7 @@ async fn a_shared_lease_that_is_not_there_is_made_and_stays_when_the_lock_goes()
 async fn two_locks_do_not_share_one_lease() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
-        place.make("first", sharing("elector")).await;
-        place.lock_is("first", "it has the lease", is_free).await;
+        place.make_free_of("first", sharing("elector")).await;
         place.make("second", sharing("elector")).await;
         let lock = place
             .lock_is(
@@ -161,35 +152,26 @@ async fn the_grants_of_a_lease_are_told_on_the_lock_that_has_it() {
         let _operator = Operator::leading(&place.namespace).await;
         // Either may be looked at first.
         for (has, lacks, lease) in [("alpha", "bravo", "one"), ("delta", "charlie", "two")] {
-            place.make(has, sharing(lease)).await;
-            place.lock_is(has, "it has the lease", is_free).await;
+            place.make_free_of(has, sharing(lease)).await;
             place.make(lacks, sharing(lease)).await;
             let refused = stalled(names::REASON_LEASE_CONFLICT);
             place.lock_is(lacks, "it is refused", refused).await;
             for _ in 0..3 {
                 let grant = place.take(has, "pod-3").await;
-                let shown = |lock: &DistributedLock| shows(lock, &grant);
-                place.lock_is(has, "it is shown", shown).await;
+                place.is_shown(has, &grant).await;
                 place.release(lease, &grant).await;
                 place.lock_is(has, "it is free", is_free).await;
             }
         }
-        let events = Api::<Event>::namespaced(place.client.clone(), &place.namespace);
-        let told = async {
-            loop {
-                let all = events.list(&ListParams::default()).await.expect("events");
-                let granted = all
-                    .into_iter()
-                    .filter(|event| event.reason.as_deref() == Some("Granted"));
-                let mut on: Vec<_> = granted.filter_map(|event| event.regarding?.name).collect();
-                on.sort_unstable();
-                if on.len() == 6 {
-                    return on;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+        let granted = |all: Vec<Event>| {
+            let granted = all
+                .into_iter()
+                .filter(|event| event.reason.as_deref() == Some("Granted"));
+            let mut on: Vec<_> = granted.filter_map(|event| event.regarding?.name).collect();
+            on.sort_unstable();
+            (on.len() == 6).then_some(on)
         };
-        let on = within(LONG, "all grants are told", told).await;
+        let on = place.events_tell("all grants", granted).await;
         assert_eq!(on, ["alpha", "alpha", "alpha", "delta", "delta", "delta"]);
     })
     .await;
@@ -227,22 +209,11 @@ async fn the_lease_of_the_operators_own_election_is_refused_even_with_consent() 
 async fn the_end_of_an_earlier_holders_pod_ends_no_foreign_hold() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
-        place.make("mine", sharing("elector")).await;
-        place.lock_is("mine", "it is free", is_free).await;
-        let pod = make_pod(&place, "web").await;
-        let bound = PodRef {
-            name: "web".to_owned(),
-            uid: pod.uid().expect("a uid"),
-        };
-        let identity = identity("web", &random_uid());
-        let ours = place.take_in("mine", 0, identity, Some(bound)).await;
-        place
-            .lock_is("mine", "it is shown", |lock| shows(lock, &ours))
-            .await;
-        let lease = place.lease("elector").await;
-        let freed = change::release(&lease.record, &ours, "done", 1);
-        let put = place.store.put("elector", &lease, &freed, LONG).await;
-        assert!(matches!(put, Put::Applied(_)), "{put:?}");
+        place.make_free_of("mine", sharing("elector")).await;
+        let pod = place.make_pod("web").await;
+        let ours = place.take_from(&pod, "mine").await;
+        place.release("elector", &ours).await;
+        let freed = place.lease("elector").await.record;
         let take = json!({"spec": {
             "holderIdentity": "elector-1_ab", "leaseDurationSeconds": 60,
             "leaseTransitions": freed.spec.transitions + 1,
@@ -255,11 +226,8 @@ async fn the_end_of_an_earlier_holders_pod_ends_no_foreign_hold() {
             })
             .await;
         let before = place.lease("elector").await.record;
-        edit_status(&place, "web", ended("main")).await;
-        let gone = pods(&place)
-            .delete("web", &DeleteParams::background())
-            .await;
-        gone.expect("the Pod goes");
+        place.edit_pod("web", ended("main")).await;
+        place.delete_pod("web").await;
         // The operator has done other work since.
         place.make_free("another", 15).await;
         assert_eq!(place.lease("elector").await.record, before);

@@ -2,19 +2,16 @@
 
 use std::time::Duration;
 
-use kube::api::DeleteParams;
 use leasehold::api::{
-    DistributedLock, DistributedLockSpec, EndReason, LockClaimSpec, LockPhase, SlotStatus, names,
+    DistributedLock, DistributedLockSpec, EndReason, LockPhase, SlotStatus, names,
 };
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use leasehold::engine::ClaimRef;
-use leasehold::lease::FoundLease;
 use serde_json::json;
 
-use super::operator_claims::claim;
 use super::operator_rig::{
-    Operator, Place, condition, config, in_place, lasting, message, shows_in,
+    LONG, Operator, Place, condition, config, in_place, lasting, message, shows_in,
 };
 use super::run_bench::BUSY;
 use super::server::within;
@@ -50,10 +47,6 @@ async fn make_free(place: &Place, slots: usize, seconds: i32) -> DistributedLock
 async fn set_max_holders(place: &Place, slots: i32) {
     let patch = json!({"spec": {"maxHolders": slots}});
     place.edit_lock("gpu", &patch).await;
-}
-
-fn next(lease: &FoundLease) -> Option<&str> {
-    lease.record.next.as_ref().map(|next| next.name.as_str())
 }
 
 #[tokio::test]
@@ -114,13 +107,13 @@ async fn silent_holders_are_ended_slot_by_slot() {
         let ended = async {
             loop {
                 place.renew("gpu", 0, &alive).await;
-                tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
                 if place.lease("gpu.1").await.record.is_free() {
                     return;
                 }
             }
         };
-        super::server::within(super::operator_rig::LONG, "it is ended", ended).await;
+        within(LONG, "it is ended", ended).await;
         place.renew("gpu", 0, &alive).await;
         let lock = place
             .lock_is("gpu", "one is ended, one stays", |lock| {
@@ -167,10 +160,8 @@ async fn max_holders_is_raised_and_lowered_while_the_lock_is_held() {
         keep(&place).await;
         // A claim is named for slot 0 only: once that is taken, nobody is passed over though slot 1 is free.
         let holder = place.take_slot("gpu", 0, "pod-1").await;
-        claim(&place.claims, "a", LockClaimSpec::heartbeat("gpu")).await;
-        place
-            .lease_is("gpu", "it is named", |lease| next(lease) == Some("a"))
-            .await;
+        place.queue_up("a", "gpu").await;
+        place.is_named("gpu", "a").await;
         // The surplus holder falls silent and is ended like any other; its Lease and its entry stay.
         let lock = place
             .lock_is("gpu", "it is ended", |lock| {
@@ -209,11 +200,7 @@ async fn slots_that_are_added_serve_those_who_wait_at_once_and_in_their_order() 
         let mut waiters = vec![];
         for number in 0..4 {
             waiters.push(locks.lock("gpu").claimant(&format!("w{number}")).begin());
-            let waiting = format!("{} wait", number + 1);
-            let is_so = |lock: &DistributedLock| {
-                lock.status.as_ref().and_then(|status| status.waiters) == Some(number + 1)
-            };
-            place.lock_is("gpu", &waiting, is_so).await;
+            place.has_waiters("gpu", number + 1).await;
         }
         set_max_holders(&place, 5).await;
         let began = MonoInstant::now();
@@ -265,11 +252,7 @@ async fn a_conflict_of_one_slot_stops_no_other() {
         let foreign = place.lease("gpu.1").await;
         assert_eq!(foreign.record.spec.holder, "somebody-else");
         // Its owner goes: the slot comes.
-        place
-            .leases
-            .delete("gpu.1", &DeleteParams::default())
-            .await
-            .expect("it can be deleted");
+        place.delete_lease("gpu.1").await;
         place
             .lock_is("gpu", "nothing is wrong", |lock| {
                 condition(lock, names::CONDITION_STALLED).0 == "False"
@@ -289,22 +272,12 @@ async fn a_claim_that_leaves_any_slot_untaken_is_passed_over() {
         place.take_slot("gpu", 0, "long").await;
         let other = place.take_slot("gpu", 1, "short").await;
         for name in ["dead", "next"] {
-            claim(&place.claims, name, LockClaimSpec::heartbeat("gpu")).await;
+            place.queue_up(name, "gpu").await;
         }
-        place
-            .lease_is("gpu", "the first is named", |lease| {
-                next(lease) == Some("dead")
-            })
-            .await;
+        place.is_named("gpu", "dead").await;
         place.release("gpu.1", &other).await;
-        place
-            .lease_is("gpu", "the second is named", |lease| {
-                next(lease) == Some("next")
-            })
-            .await;
-        place
-            .claim_is("dead", "it is deleted", |claim| claim.is_none())
-            .await;
+        place.is_named("gpu", "next").await;
+        place.claim_goes("dead").await;
         assert_eq!(place.lease("gpu.1").await.record.next, None);
         let lock = place.locks.get("gpu").await.expect("the lock");
         assert_eq!(held(&lock), Some("1/2"));
@@ -319,8 +292,8 @@ async fn who_took_another_slot_is_not_next_any_more() {
         let _operator = Operator::leading(&place.namespace).await;
         make_free(&place, 2, 60).await;
         place.take_slot("gpu", 0, "long").await;
-        let first = claim(&place.claims, "a", LockClaimSpec::heartbeat("gpu")).await;
-        claim(&place.claims, "b", LockClaimSpec::heartbeat("gpu")).await;
+        let first = place.queue_up("a", "gpu").await;
+        place.queue_up("b", "gpu").await;
         let first = ClaimRef {
             name: "a".to_owned(),
             uid: first.metadata.uid.expect("a uid"),
@@ -332,14 +305,8 @@ async fn who_took_another_slot_is_not_next_any_more() {
             .await;
         let identity = format!("a/{}", first.uid);
         place.take_in("gpu", 1, identity, None).await;
-        place
-            .lease_is("gpu", "the second is named", |lease| {
-                next(lease) == Some("b")
-            })
-            .await;
-        place
-            .claim_is("a", "it is collected", |claim| claim.is_none())
-            .await;
+        place.is_named("gpu", "b").await;
+        place.claim_goes("a").await;
     })
     .await;
 }
@@ -382,11 +349,7 @@ async fn a_slots_lease_deleted_under_its_holder_waits_its_time_and_the_others_go
         place
             .lock_is("gpu", "it is shown", |lock| shows_in(lock, 1, &grant))
             .await;
-        place
-            .leases
-            .delete("gpu.1", &DeleteParams::default())
-            .await
-            .expect("it can be deleted");
+        place.delete_lease("gpu.1").await;
         let lock = place
             .lock_is("gpu", "status says why", |lock| {
                 condition(lock, names::CONDITION_STALLED)

@@ -51,9 +51,7 @@ async fn a_slow_server_and_an_outage(place: &Place, replicas: &str) {
     };
     place.make_free("nightly", 600).await;
     let grant = place.take("nightly", "pod-3").await;
-    place
-        .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-        .await;
+    place.is_shown("nightly", &grant).await;
     let terms = async || {
         let lease = place.lease("leasehold-operator").await;
         lease.record.spec.transitions
@@ -106,9 +104,7 @@ async fn a_leader_that_loses_the_lead_in_the_middle_of_its_work_does_not_go_on_w
     let second = Operator::start(&bench.namespace, "two", &times).await;
     place.make_free("nightly", 1).await;
     let grant = place.take("nightly", "pod-3").await;
-    place
-        .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-        .await;
+    place.is_shown("nightly", &grant).await;
     // It reads the lock before it ends a silent holder: that read hangs, and so do the renewals of its lead.
     let hangs = Fault::DelayRequest(Duration::from_secs(6));
     proxy.always("get", "distributedlocks", hangs);

@@ -19,7 +19,7 @@ use leasehold::api::DistributedLockSpec;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::operator_rig::{Operator, Place, config, in_place, is_free, lasting, shows};
+use super::operator_rig::{Operator, Place, QUICK, config, in_place, is_free, lasting};
 
 /// A request as it came by.
 #[derive(Clone, Debug)]
@@ -166,9 +166,7 @@ async fn pass(State(proxy): State<Proxy>, request: Request) -> Response {
 async fn live(place: &Place) {
     place.make_free("nightly", 2).await;
     let silent = place.take("nightly", "pod-3").await;
-    place
-        .lock_is("nightly", "it is shown", |lock| shows(lock, &silent))
-        .await;
+    place.is_shown("nightly", &silent).await;
     place.lock_is("nightly", "it is ended", is_free).await;
     let revoked = place.take("nightly", "pod-4").await;
     place
@@ -178,21 +176,9 @@ async fn live(place: &Place) {
         )
         .await;
     place.lock_is("nightly", "it is revoked", is_free).await;
-    let claim =
-        leasehold::api::LockClaim::new("a", leasehold::api::LockClaimSpec::heartbeat("nightly"));
-    place
-        .claims
-        .create(&PostParams::default(), &claim)
-        .await
-        .expect("a claim");
-    place
-        .lease_is("nightly", "it is named", |lease| {
-            lease.record.next.is_some()
-        })
-        .await;
-    place
-        .claim_is("a", "it is passed over", |claim| claim.is_none())
-        .await;
+    place.queue_up("a", "nightly").await;
+    place.is_named("nightly", "a").await;
+    place.claim_goes("a").await;
 }
 
 #[tokio::test]
@@ -266,14 +252,7 @@ async fn a_standby_writes_nothing_in_its_whole_life() {
         let _leader = Operator::leading(&place.namespace).await;
         let mut standby =
             Operator::start_with(&place.namespace, "two", &[], Some(&proxy.kubeconfig)).await;
-        standby
-            .eventually("it is ready", async || {
-                standby
-                    .get("/readyz")
-                    .await
-                    .is_some_and(|(status, _)| status == 200)
-            })
-            .await;
+        standby.is_ready().await;
         live(&place).await;
         standby.signal(Signal::TERM);
         assert_eq!(standby.ended().await.code(), Some(0));
@@ -304,9 +283,7 @@ async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
         operator.leads().await;
         place.make_free("nightly", 60).await;
         let grant = place.take("nightly", "pod-3").await;
-        place
-            .lock_is("nightly", "it is shown", |lock| shows(lock, &grant))
-            .await;
+        place.is_shown("nightly", &grant).await;
         let term = || async {
             place
                 .lease("leasehold-operator")
@@ -369,11 +346,6 @@ async fn a_slow_server_costs_no_lead_and_a_silent_one_no_restart() {
 #[tokio::test]
 async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
     in_place(async |place| {
-        let times = [
-            "--leader-lease-duration=1s",
-            "--leader-renew-deadline=700ms",
-            "--leader-retry-period=100ms",
-        ];
         // The Lease, the status that opens the lock, the freeing, and what follows; a renewal of the lead may come
         // between them. With two slots: two Leases, the status, two freeings.
         let one_slot = [(0, "a", 1), (1, "b", 1), (2, "c", 1), (3, "d", 1)];
@@ -381,7 +353,7 @@ async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
         for (writes, name, slots) in one_slot.into_iter().chain(two_slots) {
             let proxy = Proxy::start().await;
             let dying =
-                Operator::start_with(&place.namespace, "dying", &times, Some(&proxy.kubeconfig))
+                Operator::start_with(&place.namespace, "dying", QUICK, Some(&proxy.kubeconfig))
                     .await;
             dying.leads().await;
             proxy.cut_after(writes);
@@ -396,7 +368,7 @@ async fn an_operator_that_dies_after_any_of_its_writes_leaves_nothing_stuck() {
                 })
                 .await;
             drop(dying);
-            let heir = Operator::start(&place.namespace, "heir", &times).await;
+            let heir = Operator::start(&place.namespace, "heir", QUICK).await;
             let lock = place.lock_is(name, "the heir gets it free", is_free).await;
             let grant = place.take(name, "pod-3").await;
             assert!(Some(grant.token) > lock.slot_token(0));
