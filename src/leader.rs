@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::client::renew::{Lifeline, Renewer, Round, boot_moment};
+use crate::client::watch::{LeaseWatch, Sight};
 use crate::client::{Released, identity};
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{
@@ -207,6 +208,8 @@ impl Election {
     async fn contend(&self, stop: &mut watch::Receiver<bool>) -> Option<Kept> {
         let mut claimant = self.claimant();
         let mut found = None;
+        // A lead that is given back is taken at once, not at the next beat.
+        let mut changes = Some(LeaseWatch::new(self.store.api().clone(), &self.name));
         let mut trouble = String::new();
         let mut leave_by = None;
         let mut stands_by = false;
@@ -233,7 +236,7 @@ impl Election {
                             tracing::warn!(lease = self.name, error, "cannot contend for the lead");
                             trouble = error;
                         }
-                        self.pause(stop).await;
+                        self.pause(stop, &mut changes).await;
                     }
                 },
                 Move::Write(write) => {
@@ -273,13 +276,13 @@ impl Election {
                             .map(|lease| lease.record.spec.holder.as_str());
                         tracing::info!(lease = self.name, leader, "stands by");
                     }
-                    self.pause(stop).await;
+                    self.pause(stop, &mut changes).await;
                     self.look_again(&mut claimant, &mut found, &mut trouble)
                         .await;
                 }
                 other => {
                     tracing::debug!(lease = self.name, ?other, "waits for the lead");
-                    self.pause(stop).await;
+                    self.pause(stop, &mut changes).await;
                     self.look_again(&mut claimant, &mut found, &mut trouble)
                         .await;
                 }
@@ -461,7 +464,9 @@ impl Election {
         }
     }
 
-    async fn pause(&self, stop: &mut watch::Receiver<bool>) {
+    /// Until the next look is due: on the beat, or when the Lease has changed. Where RBAC does not allow the watch, the
+    /// beat alone counts.
+    async fn pause(&self, stop: &mut watch::Receiver<bool>, changes: &mut Option<LeaseWatch>) {
         let pause = self
             .times
             .retry_period
@@ -470,9 +475,22 @@ impl Election {
             // Already leaving: `wait_for` would return at once, and the loop would spin.
             return tokio::time::sleep(pause / 4).await;
         }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            _ = stop.wait_for(|stop| *stop) => {}
+        let beat = tokio::time::sleep(pause);
+        tokio::pin!(beat);
+        let changed = async {
+            match changes {
+                Some(watch) => watch.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        let sight = tokio::select! {
+            () = &mut beat => return,
+            _ = stop.wait_for(|stop| *stop) => return,
+            sight = changed => sight,
+        };
+        if matches!(sight, Sight::Forbidden) {
+            *changes = None;
+            beat.await;
         }
     }
 

@@ -50,7 +50,7 @@ pub mod identity;
 mod keep;
 pub mod renew;
 mod several;
-mod watch;
+pub(crate) mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -233,8 +233,13 @@ async fn until_ready(shared: &Shared) {
 async fn check(shared: Arc<Shared>, client: Client, settings: Settings) {
     loop {
         let definitions = preflight::definitions(&client).await;
-        let missing =
-            preflight::missing_permissions(&client, &settings.namespace, &settings.watched).await;
+        let missing = preflight::missing_permissions(
+            &client,
+            &settings.namespace,
+            &settings.election,
+            &settings.watched,
+        )
+        .await;
         shared
             .metrics
             .permissions_missing

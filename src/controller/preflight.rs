@@ -72,7 +72,7 @@ const NEEDS: &[Need] = &[
     need("watch", "", "pods", ""),
 ];
 
-/// In the operator's own namespace, for the election.
+/// In the operator's own namespace, for the Lease of the election, by its name where there is one to ask for.
 const ELECTION_NEEDS: &[Need] = &[
     need("get", LEASES, "leases", ""),
     need("create", LEASES, "leases", ""),
@@ -178,7 +178,12 @@ fn compare(
 
 /// Which permissions are missing, in words; empty if none is. Where the question itself is refused nothing is known,
 /// and the calls will tell.
-pub async fn missing_permissions(client: &Client, own: &str, watched: &[String]) -> Vec<String> {
+pub async fn missing_permissions(
+    client: &Client,
+    own: &str,
+    election: &str,
+    watched: &[String],
+) -> Vec<String> {
     let everywhere = [String::new()];
     let places = if watched.is_empty() {
         &everywhere[..]
@@ -187,18 +192,25 @@ pub async fn missing_permissions(client: &Client, own: &str, watched: &[String])
     };
     let mut questions = vec![];
     for place in places {
-        questions.extend(NEEDS.iter().map(|need| (*need, place.as_str())));
+        questions.extend(NEEDS.iter().map(|need| (*need, place.as_str(), "")));
     }
-    questions.extend(ELECTION_NEEDS.iter().map(|need| (*need, own)));
+    questions.extend(ELECTION_NEEDS.iter().map(|need| {
+        // A create names nothing, as far as RBAC is concerned.
+        let name = if need.verb == "create" { "" } else { election };
+        (*need, own, name)
+    }));
     let mut missing = vec![];
-    for (need, namespace) in questions {
-        if is_allowed(client, need, namespace).await == Some(false) {
+    for (need, namespace, name) in questions {
+        if is_allowed(client, need, namespace, name).await == Some(false) {
             let mut words = format!("not allowed to {} {}", need.verb, need.resource);
             if !need.group.is_empty() {
                 let _ = write!(words, ".{}", need.group);
             }
             if !need.subresource.is_empty() {
                 let _ = write!(words, "/{}", need.subresource);
+            }
+            if !name.is_empty() {
+                let _ = write!(words, " {name:?}");
             }
             if namespace.is_empty() {
                 words.push_str(" in all namespaces");
@@ -211,7 +223,7 @@ pub async fn missing_permissions(client: &Client, own: &str, watched: &[String])
     missing
 }
 
-async fn is_allowed(client: &Client, need: Need, namespace: &str) -> Option<bool> {
+async fn is_allowed(client: &Client, need: Need, namespace: &str, name: &str) -> Option<bool> {
     let Need {
         verb,
         group,
@@ -227,6 +239,7 @@ async fn is_allowed(client: &Client, need: Need, namespace: &str) -> Option<bool
                 resource: some(resource),
                 subresource: some(subresource),
                 namespace: some(namespace),
+                name: some(name),
                 ..ResourceAttributes::default()
             }),
             ..SelfSubjectAccessReviewSpec::default()
