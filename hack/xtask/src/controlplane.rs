@@ -180,17 +180,20 @@ fn link_flags(version: &str) -> String {
 }
 
 fn kubernetes_version(go_mod: &str) -> Result<String> {
-    let line = go_mod.lines().find_map(|line| {
+    required(go_mod, "k8s.io/kubernetes")
+        .context("hack/controlplane/go.mod does not require k8s.io/kubernetes")
+}
+
+/// The version of a module that a go.mod requires.
+pub(crate) fn required(go_mod: &str, module: &str) -> Option<String> {
+    go_mod.lines().find_map(|line| {
         let mut words = line
             .trim()
             .trim_start_matches("require ")
             .split_whitespace();
-        (words.next() == Some("k8s.io/kubernetes"))
-            .then(|| words.next())
-            .flatten()
-    });
-    line.map(ToOwned::to_owned)
-        .context("hack/controlplane/go.mod does not require k8s.io/kubernetes")
+        let version = (words.next() == Some(module)).then(|| words.next())??;
+        Some(version.to_owned())
+    })
 }
 
 /// A name for the state of the folder's files.

@@ -2,6 +2,7 @@
 //!
 //! - [`controlplane`] builds etcd, kube-apiserver, kube-controller-manager and kubectl from Go modules, once.
 //! - [`cluster`] starts them, each cluster with certificates and ports of its own.
+//! - [`helm`] and [`elector`] build a program each from a Go module of their own.
 //! - [`postgres`] starts a private `PostgreSQL` from the system's packages.
 //!
 //! Whatever is started ends with the process that started it, in whatever way that ends: see [`supervisor`]. The one
@@ -12,7 +13,9 @@ pub mod cluster;
 pub mod controlplane;
 pub mod elector;
 pub mod folder;
+pub mod gobuild;
 pub mod golang;
+pub mod helm;
 pub mod pki;
 pub mod ports;
 pub mod postgres;

@@ -1,5 +1,6 @@
 //! `cargo xtask cluster up|down|env|list`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -35,7 +36,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             registry::down(name)?;
             eprintln!("Cluster {name:?} is down.");
         }
-        Args::Env(Name { name }) => print!("{}", exports(&registry::find(name)?)),
+        Args::Env(Name { name }) => {
+            let helm = xtask::helm::ensure()?;
+            print!("{}", exports(&registry::find(name)?, &helm));
+        }
         Args::List => list()?,
     }
     Ok(ExitCode::SUCCESS)
@@ -43,6 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 fn up(name: &str) -> Result<()> {
     xtask::controlplane::Programs::ensure()?;
+    xtask::helm::ensure()?;
     let started = Instant::now();
     let (cluster, fresh) = registry::up(name)?;
     let option = if name == DEFAULT_NAME {
@@ -89,11 +94,12 @@ fn list() -> Result<()> {
     Ok(())
 }
 
-/// For `eval`: the shell keeps its own PATH, with ours before it.
-fn exports(cluster: &Cluster) -> String {
-    let [kubeconfig, programs] = [cluster.kubeconfig(), cluster.programs().to_path_buf()]
+/// For `eval`: the shell keeps its own PATH, with kubectl and helm before it.
+fn exports(cluster: &Cluster, helm: &Path) -> String {
+    let kubeconfig = quote(&cluster.kubeconfig().to_string_lossy());
+    let [programs, helm] = [cluster.programs(), helm.parent().unwrap_or(helm)]
         .map(|path| quote(&path.to_string_lossy()));
-    format!("export KUBECONFIG={kubeconfig}\nexport PATH={programs}:\"$PATH\"\n")
+    format!("export KUBECONFIG={kubeconfig}\nexport PATH={programs}:{helm}:\"$PATH\"\n")
 }
 
 /// Quotes for POSIX shells.

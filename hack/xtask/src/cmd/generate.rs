@@ -5,8 +5,9 @@ use std::process::{ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Where the custom resource definitions are kept.
+/// Where the custom resource definitions are kept, plain and as templates of the chart.
 const CRDS: &str = "crds";
+const CHART_CRDS: &str = "charts/leasehold/templates/crds";
 const HEADER: &str = "# Made from src/api by `cargo xtask gen`: change the types there.\n";
 
 #[derive(clap::Args)]
@@ -29,16 +30,18 @@ pub(crate) fn check() -> Result<()> {
 fn make(check: bool) -> Result<()> {
     let mut stale = Vec::new();
     for (name, text) in generated()? {
-        let path = xtask::repository().join(CRDS).join(&name);
+        let path = xtask::repository().join(&name);
         if fs::read_to_string(&path).is_ok_and(|kept| kept == text) {
             continue;
         }
         if !check {
-            fs::create_dir_all(xtask::repository().join(CRDS))?;
-            fs::write(&path, text).with_context(|| format!("can't write {CRDS}/{name}"))?;
-            eprintln!("Wrote {CRDS}/{name}.");
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            fs::write(&path, text).with_context(|| format!("can't write {name}"))?;
+            eprintln!("Wrote {name}.");
         }
-        stale.push(format!("{CRDS}/{name}"));
+        stale.push(name);
     }
     if check && !stale.is_empty() {
         bail!(
@@ -52,7 +55,7 @@ fn make(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The files with their names, in `CRDS`.
+/// The files with their paths from the root.
 fn generated() -> Result<Vec<(String, String)>> {
     let mut command = super::cargo(&[
         "run",
@@ -74,9 +77,34 @@ fn generated() -> Result<Vec<(String, String)>> {
     );
     let text = String::from_utf8(output.stdout)
         .context("`leasehold crd` printed something other than UTF-8")?;
-    let files = split(&text)?;
-    ensure!(!files.is_empty(), "`leasehold crd` printed nothing");
+    let definitions = split(&text)?;
+    ensure!(!definitions.is_empty(), "`leasehold crd` printed nothing");
+    let mut files = Vec::new();
+    for (name, text) in definitions {
+        files.push((format!("{CHART_CRDS}/{name}"), template(&text)?));
+        files.push((format!("{CRDS}/{name}"), text));
+    }
     Ok(files)
+}
+
+/// A definition as a template of the chart. Helm's own folder for them would never upgrade them; and they outlive the
+/// release, since every lock would go with them.
+fn template(definition: &str) -> Result<String> {
+    ensure!(
+        !definition.contains("{{"),
+        "Helm would take a part of the definition for its own: avoid {{{{ in src/api"
+    );
+    let (before, after) = definition
+        .split_once("\nmetadata:\n")
+        .context("a definition without metadata")?;
+    ensure!(
+        !after.starts_with("  annotations:") && !after.starts_with("  labels:"),
+        "a definition with metadata of its own"
+    );
+    Ok(format!(
+        "{{{{- if .Values.crds.install }}}}\n{before}\nmetadata:\n  annotations:\n    helm.sh/resource-policy: keep\n  labels:\n    \
+         {{{{- include \"leasehold.labels\" . | nindent 4 }}}}\n{after}{{{{- end }}}}\n"
+    ))
 }
 
 /// Splits a stream of definitions into one file each, named by the resource's plural.
@@ -120,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_split_by_name() {
-        let stream = "---\nkind: X\nmetadata:\n  labels: {}\n  name: locks.example.com\nspec: {}\n---\nmetadata:\n  name: claims.example.com\n";
+        let stream = "---\nkind: X\nmetadata:\n  labels: {}\n  name: locks.example.com\nspec: {}\n---\nkind: Y\nmetadata:\n  name: claims.example.com\n";
         let files = split(stream).unwrap();
         assert_eq!(files[0].0, "locks.yaml");
         assert_eq!(
@@ -130,6 +158,11 @@ mod tests {
             )
         );
         assert_eq!(files[1].0, "claims.yaml");
+        let template = template(&files[1].1).unwrap();
+        assert!(template.starts_with("{{- if .Values.crds.install }}\n# Made"));
+        assert!(template.ends_with("\n  name: claims.example.com\n{{- end }}\n"));
+        assert!(template.contains("\n    helm.sh/resource-policy: keep\n"));
+        assert!(super::template("metadata:\n  name: {{x}}\n").is_err());
         assert!(split("---\nspec:\n  name: x.y\n").is_err());
         assert!(split("---\nmetadata:\n  name: ../x\n").is_err());
     }

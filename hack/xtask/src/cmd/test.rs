@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 pub(crate) fn run_tests(long: bool, rest: &[OsString], count: bool) -> Result<Outcome> {
     postgres::ensure_installed()?;
     xtask::controlplane::Programs::ensure()?;
+    xtask::helm::ensure()?;
     let mut command = super::cargo(&["test", "--workspace", "--all-features"]);
     if count {
         command.arg("--no-fail-fast").stdout(Stdio::piped());
