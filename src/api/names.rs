@@ -25,6 +25,16 @@ pub const ANNOTATION_HOLDER: &str = "leasehold.dev/holder";
 /// The annotation on slot 0's Lease by which the operator tells how many slots may be taken: who is named and knows
 /// another number reads the lock again.
 pub const ANNOTATION_SLOTS: &str = "leasehold.dev/slots";
+/// The annotation that the chart's policies fill in on a claim: who made it, and may change or delete it.
+pub const ANNOTATION_CREATED_BY: &str = "leasehold.dev/created-by";
+/// The annotation of a lock without which the chart's policies let nobody delete it while it is held.
+pub const ANNOTATION_ALLOW_DELETION: &str = "leasehold.dev/allow-deletion";
+/// The annotation of a lock without which the chart's policies let nobody raise a floor above every token granted.
+pub const ANNOTATION_ALLOW_TOKEN_JUMP: &str = "leasehold.dev/allow-token-jump";
+/// The annotation of a Pod that asks for the sidecar, where the chart injects it: the name of a lock.
+pub const ANNOTATION_LOCK: &str = "leasehold.dev/lock";
+/// The annotation of such a Pod that says what the sidecar does once the lock is lost.
+pub const ANNOTATION_ON_LOSS: &str = "leasehold.dev/on-loss";
 
 /// The holder of a Lease that was just made: a create can't be guarded, so no Lease is born free.
 pub const HOLDER_MISSING: &str = "leasehold.dev/missing";
