@@ -142,60 +142,38 @@ mod tests {
     #[test]
     fn the_transition_time_moves_only_with_the_status() {
         let mut conditions = vec![];
-        assert!(set_condition(
-            &mut conditions,
-            "Held",
-            true,
-            "Held",
-            "by a",
-            Some(1),
-            &at(1)
-        ));
-        assert!(
-            !set_condition(
+        let mut held = |status: bool, reason, message, generation, second| {
+            let (generation, now) = (Some(generation), at(second));
+            let changed = set_condition(
                 &mut conditions,
                 "Held",
-                true,
-                "Held",
-                "by a",
-                Some(1),
-                &at(2)
-            ),
-            "nothing new"
-        );
-        assert!(
-            set_condition(
-                &mut conditions,
-                "Held",
-                true,
-                "Held",
-                "by b",
-                Some(2),
-                &at(3)
-            ),
-            "a new message"
-        );
-        assert_eq!(conditions[0].last_transition_time, at(1));
-        assert_eq!(conditions[0].message, "by b");
-        assert_eq!(conditions[0].observed_generation, Some(2));
-        assert!(set_condition(
-            &mut conditions,
-            "Held",
-            false,
-            "Free",
-            "",
-            Some(2),
-            &at(4)
-        ));
-        assert_eq!(conditions[0].last_transition_time, at(4));
+                status,
+                reason,
+                message,
+                generation,
+                &now,
+            );
+            (changed, conditions[0].clone())
+        };
+        assert!(held(true, "Held", "by a", 1, 1).0);
+        assert!(!held(true, "Held", "by a", 1, 2).0, "nothing new");
+        let (changed, now) = held(true, "Held", "by b", 2, 3);
+        assert!(changed, "a new message");
+        assert_eq!(now.last_transition_time, at(1));
+        assert_eq!(now.message, "by b");
+        assert_eq!(now.observed_generation, Some(2));
+        let (changed, now) = held(false, "Free", "", 2, 4);
+        assert!(changed);
+        assert_eq!(now.last_transition_time, at(4));
+        let (unknown, now) = (ConditionStatus::Unknown, at(5));
         assert!(set_condition(
             &mut conditions,
             "Ready",
-            ConditionStatus::Unknown,
+            unknown,
             "Pending",
             "",
             None,
-            &at(5)
+            &now
         ));
         assert_eq!(conditions.len(), 2);
         assert!(!is_condition_true(&conditions, "Held"));

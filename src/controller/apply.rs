@@ -5,13 +5,17 @@
 //! read again.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
+use kube::{Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::index::Key;
 use super::metrics::Metrics;
@@ -172,15 +176,7 @@ impl Writer {
         &self,
         lock: &DistributedLock,
     ) -> Result<Written<DistributedLock>, WriteError> {
-        let within = self.budget()?;
-        let key = Key::of(lock);
-        let api: Api<DistributedLock> = Api::namespaced(self.client.clone(), &key.namespace);
-        let params = PostParams::default();
-        let call = api.replace_status(&key.name, &params, lock);
-        let written =
-            sort(bounded(access("update", LOCKS_STATUS, &key), within, sorted(call)).await);
-        self.count_status("lock", &written);
-        Ok(written?)
+        self.put_status("lock", LOCKS_STATUS, lock).await
     }
 
     /// Writes a claim's status, guarded likewise.
@@ -188,14 +184,29 @@ impl Writer {
         &self,
         claim: &LockClaim,
     ) -> Result<Written<LockClaim>, WriteError> {
+        self.put_status("claim", CLAIMS_STATUS, claim).await
+    }
+
+    async fn put_status<K>(
+        &self,
+        kind: &'static str,
+        resource: &'static str,
+        object: &K,
+    ) -> Result<Written<K>, WriteError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Serialize,
+    {
         let within = self.budget()?;
-        let key = Key::of(claim);
-        let api: Api<LockClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let key = Key::of(object);
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
         let params = PostParams::default();
-        let call = api.replace_status(&key.name, &params, claim);
-        let written =
-            sort(bounded(access("update", CLAIMS_STATUS, &key), within, sorted(call)).await);
-        self.count_status("claim", &written);
+        let call = sorted(api.replace_status(&key.name, &params, object));
+        let written = sort(bounded(access("update", resource, &key), within, call).await);
+        self.count_status(kind, &written);
         Ok(written?)
     }
 

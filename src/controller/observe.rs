@@ -212,24 +212,10 @@ fn lock_event(
     watch: &Watch,
     seen: Seen<DeserializeGuard<DistributedLock>>,
 ) -> Vec<Key> {
-    match seen {
-        Seen::Gone(object) => {
-            let key = Key::of(&object);
-            index.leaves(watch, &key);
-            index.lock_gone(&key)
-        }
-        Seen::Listed(object) => {
-            index.enters(watch, &Key::of(&object), true);
-            decoded(shared, watch, object).map_or_else(Vec::new, |lock| {
-                index.lock_seen(lock, Source::List, shared.now())
-            })
-        }
-        Seen::Changed(object) => {
-            index.enters(watch, &Key::of(&object), false);
-            decoded(shared, watch, object).map_or_else(Vec::new, |lock| {
-                index.lock_seen(lock, Source::Event, shared.now())
-            })
-        }
+    match told(shared, index, watch, seen) {
+        Told::Gone(key) => index.lock_gone(&key),
+        Told::There(lock, source) => index.lock_seen(lock, source, shared.now()),
+        Told::Damaged => vec![],
     }
 }
 
@@ -239,23 +225,39 @@ fn claim_event(
     watch: &Watch,
     seen: Seen<DeserializeGuard<LockClaim>>,
 ) -> Vec<Key> {
-    match seen {
+    match told(shared, index, watch, seen) {
+        Told::Gone(key) => index.claim_gone(&key),
+        Told::There(claim, source) => index.claim_seen(claim, source),
+        Told::Damaged => vec![],
+    }
+}
+
+/// What a watch told of a lock or a claim.
+enum Told<K> {
+    Gone(Key),
+    There(K, Source),
+    /// It is there, and can't be decoded.
+    Damaged,
+}
+
+/// The same, once it is noted that the watch shows it, or shows it no more.
+fn told<K: Resource<DynamicType = ()>>(
+    shared: &Shared,
+    index: &mut Index,
+    watch: &Watch,
+    seen: Seen<DeserializeGuard<K>>,
+) -> Told<K> {
+    let (object, source) = match seen {
         Seen::Gone(object) => {
             let key = Key::of(&object);
             index.leaves(watch, &key);
-            index.claim_gone(&key)
+            return Told::Gone(key);
         }
-        Seen::Listed(object) => {
-            index.enters(watch, &Key::of(&object), true);
-            decoded(shared, watch, object)
-                .map_or_else(Vec::new, |claim| index.claim_seen(claim, Source::List))
-        }
-        Seen::Changed(object) => {
-            index.enters(watch, &Key::of(&object), false);
-            decoded(shared, watch, object)
-                .map_or_else(Vec::new, |claim| index.claim_seen(claim, Source::Event))
-        }
-    }
+        Seen::Listed(object) => (object, Source::List),
+        Seen::Changed(object) => (object, Source::Event),
+    };
+    index.enters(watch, &Key::of(&object), source == Source::List);
+    decoded(shared, watch, object).map_or(Told::Damaged, |object| Told::There(object, source))
 }
 
 fn lease_event(
@@ -265,6 +267,7 @@ fn lease_event(
     seen: Seen<DynamicObject>,
 ) -> Vec<Key> {
     let (now, wall) = (shared.now(), shared.wall());
+    let listed = matches!(seen, Seen::Listed(_));
     match seen {
         Seen::Gone(object) => {
             let key = Key::of(&object);
@@ -275,14 +278,9 @@ fn lease_event(
             })
         }
         Seen::Listed(object) | Seen::Changed(object) if object.uid().is_none() => vec![],
-        Seen::Listed(object) => {
+        Seen::Listed(object) | Seen::Changed(object) => {
             let key = Key::of(&object);
-            let trust = index.enters(watch, &key, true);
-            index.lease_seen(&key, FoundLease::read(object), trust, now, wall)
-        }
-        Seen::Changed(object) => {
-            let key = Key::of(&object);
-            let trust = index.enters(watch, &key, false);
+            let trust = index.enters(watch, &key, listed);
             index.lease_seen(&key, FoundLease::read(object), trust, now, wall)
         }
     }

@@ -7,7 +7,7 @@ use super::kept::Asks;
 use super::world::Setup;
 
 /// One client, and one claim that the operator keeps.
-fn kept(asks: Asks) -> Setup {
+pub fn kept(asks: Asks) -> Setup {
     Setup {
         clients: vec![Patience::Wait],
         asks: vec![asks],

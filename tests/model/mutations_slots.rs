@@ -3,6 +3,7 @@
 
 use leasehold::engine::{Patience, QueueOrder};
 
+use super::checks_holds::kept;
 use super::kept::Asks;
 use super::mutations::{Broken, is_noticed};
 use super::world::{Budget, Setup};
@@ -14,15 +15,6 @@ fn second() -> Setup {
         occupied: true,
         clients: vec![Patience::Wait; 3],
         operators: 0,
-        ..Setup::default()
-    }
-}
-
-fn kept(asks: Asks) -> Setup {
-    Setup {
-        clients: vec![Patience::Wait],
-        asks: vec![asks],
-        mirrors: true,
         ..Setup::default()
     }
 }

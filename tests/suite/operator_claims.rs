@@ -89,11 +89,7 @@ async fn a_claim_times_out_by_the_servers_time_and_is_collected_after_its_ttl() 
         assert!(took >= Duration::from_secs(1), "after {took:?}");
         place.claim_goes("a").await;
         // Nobody is left to be named.
-        place
-            .lease_is("nightly", "next is empty", |lease| {
-                lease.record.next.is_none()
-            })
-            .await;
+        place.nobody_is_named("nightly").await;
     })
     .await;
 }
@@ -111,11 +107,7 @@ async fn a_claim_that_holds_the_lock_is_collected_and_the_hold_stays() {
             place.lease("nightly").await.record.spec.holder,
             grant.holder
         );
-        place
-            .lease_is("nightly", "next is empty", |lease| {
-                lease.record.next.is_none()
-            })
-            .await;
+        place.nobody_is_named("nightly").await;
     })
     .await;
 }

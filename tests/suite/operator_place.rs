@@ -108,6 +108,14 @@ impl Place {
         .await
     }
 
+    /// Waits until it is nobody's turn.
+    pub async fn nobody_is_named(&self, lease: &str) {
+        self.lease_is(lease, "nobody is named", |lease| {
+            lease.record.next.is_none()
+        })
+        .await;
+    }
+
     /// Waits until status counts so many waiters.
     pub async fn has_waiters(&self, lock: &str, count: i32) {
         self.lock_is(lock, &format!("{count} wait"), |lock| {

@@ -82,8 +82,7 @@ async fn a_missing_right_is_named_and_not_waited_for() {
     let bench = Bench::new().await;
     bench.opened("held", 5).await;
     bench.opened("free", 5).await;
-    let holder = bench.run("held").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("held", "holder").await;
     for (lock, resource, verb) in [
         ("free", "distributedlocks", "get"),
         ("free", "leases", "get"),
@@ -110,8 +109,7 @@ async fn a_claim_that_may_not_be_deleted_is_told() {
     let bench = Bench::new().await;
     bench.opened("left", 5).await;
     let lacking = account(&bench, "lacking", "lockclaims", "delete").await;
-    let holder = bench.run("left").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("left", "holder").await;
     let waiter = bench.run("left").env("KUBECONFIG", &lacking).works_for("0");
     let waiter = waiter.start();
     bench.until_waiting(1).await;
@@ -130,8 +128,7 @@ async fn without_the_right_to_watch_the_lock_is_had_within_a_retry_period() {
     let bench = Bench::new().await;
     bench.opened("blind", 15).await;
     let blind = account(&bench, "blind", "leases", "watch").await;
-    let holder = bench.run("blind").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("blind", "holder").await;
     let waiter = bench
         .run("blind")
         .by("waiter")

@@ -107,8 +107,7 @@ async fn a_holder_of_long_ago_is_replaced_after_one_duration_of_silence() {
 async fn dead_heads_of_the_queue_are_passed_over_within_their_bound() {
     let bench = Bench::new().await;
     bench.opened("heads", 5).await;
-    let holder = bench.run("heads").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("heads", "holder").await;
     // One was killed while it waited, one never was a process.
     let killed = bench.run("heads").by("killed").works_for("0").start();
     bench.until_waiting(1).await;

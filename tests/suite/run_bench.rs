@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use xtask::cluster::Cluster;
 
-use super::run_process::RunBuilder;
+use super::run_process::{Run, RunBuilder};
 use super::server::{self, within};
 
 /// What a machine that is busy with other tests may need for anything.
@@ -241,6 +241,19 @@ impl Bench {
             .option("--namespace", &self.namespace)
             .env("KUBECONFIG", &self.kubeconfig)
             .env("JOURNAL", self.journal_file())
+    }
+
+    /// A `leasehold run` that has the lock, and works on.
+    pub async fn works(&self, lock: &str, claimant: &str) -> Run {
+        let run = self.run(lock).by(claimant).works_on().start();
+        self.until_noted("start", claimant, BUSY).await;
+        run
+    }
+
+    /// A `leasehold run` gets the lock, and ends.
+    pub async fn serves(&self, lock: &str, claimant: &str) {
+        let ended = self.run(lock).by(claimant).works_for("0").ends().await;
+        ended.assert(0, &[]);
     }
 
     /// Edits the spec of a lock.

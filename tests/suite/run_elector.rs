@@ -144,13 +144,7 @@ async fn a_client_go_elector_and_a_run_never_hold_at_once_and_tokens_rise_across
 async fn each_takes_at_once_what_the_other_has_released() {
     let bench = Bench::new().await;
     bench.opened("released", 60).await;
-    bench
-        .run("released")
-        .by("run")
-        .works_for("0")
-        .ends()
-        .await
-        .assert(0, &[]);
+    bench.serves("released", "run").await;
     let mut elector = Elector::start(&bench, "released", "elector");
     // Long before a lease of ours could end.
     bench
@@ -165,13 +159,7 @@ async fn each_takes_at_once_what_the_other_has_released() {
         .patch("released", &params, &none)
         .await
         .unwrap();
-    bench
-        .run("released")
-        .by("again")
-        .works_for("0")
-        .ends()
-        .await
-        .assert(0, &[]);
+    bench.serves("released", "again").await;
     bench.assert_one_at_a_time();
     bench.finish().await;
 }

@@ -27,6 +27,19 @@ fn now() -> f64 {
     Duration::from_nanos(BootInstant::now().as_nanos()).as_secs_f64()
 }
 
+/// The holder's command is dead, and gave no sign of life when its lease was over.
+async fn is_dead_within(bench: &Bench, holder: &Run, began: f64, lease: f64) {
+    until("the command is dead", BUSY, async || {
+        holder.commands().is_empty()
+    })
+    .await;
+    let lived = last_of(&bench.journal(), "holder").at - began;
+    assert!(
+        lived < lease,
+        "its last sign of life came {lived} s after the freeze"
+    );
+}
+
 /// The waiter had it within the bound, and nothing of the holder lived at that moment.
 async fn taken_over(bench: &Bench, waiter: Run, began: f64, lease: f64) {
     waiter.ends(BUSY).await.assert(0, &[]);
@@ -80,16 +93,7 @@ async fn a_frozen_wrapper_costs_the_command_its_life_before_the_lease_ends() {
     let (mut holder, waiter) = holder_and_waiter(&bench, "wrapper", 3).await;
     let began = now();
     holder.signal(Signal::STOP);
-    until("the command is dead", BUSY, async || {
-        holder.commands().is_empty()
-    })
-    .await;
-    let died = last_of(&bench.journal(), "holder").at;
-    assert!(
-        died < began + 3.0,
-        "its last sign of life came {} s after the freeze",
-        died - began
-    );
+    is_dead_within(&bench, &holder, began, 3.0).await;
     taken_over(&bench, waiter, began, 3.0).await;
     holder.signal(Signal::CONT);
     holder.exits(BUSY).await.assert(76, &[]);
@@ -103,16 +107,7 @@ async fn a_frozen_guardian_costs_the_command_its_life_before_the_lease_ends() {
     let (mut holder, waiter) = holder_and_waiter(&bench, "frozen", 3).await;
     let began = now();
     signal(holder.guardian(), Signal::STOP);
-    until("the command is dead", BUSY, async || {
-        holder.commands().is_empty()
-    })
-    .await;
-    let died = last_of(&bench.journal(), "holder").at;
-    assert!(
-        died < began + 3.0,
-        "its last sign of life came {} s after the freeze",
-        died - began
-    );
+    is_dead_within(&bench, &holder, began, 3.0).await;
     holder.exits(BUSY).await.assert(76, &[]);
     taken_over(&bench, waiter, began, 3.0).await;
     bench.finish().await;
@@ -198,8 +193,7 @@ async fn a_tree_that_was_frozen_past_its_lease_ends_when_it_thaws() {
 async fn a_waiter_that_was_frozen_past_its_turn_starts_nothing_that_it_does_not_hold() {
     let bench = Bench::new().await;
     bench.opened("turn", 2).await;
-    let holder = bench.run("turn").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("turn", "holder").await;
     let frozen = bench.run("turn").by("frozen").works_on().start();
     bench.until_waiting(1).await;
     bench.until_named("turn").await;

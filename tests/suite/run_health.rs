@@ -41,8 +41,7 @@ async fn heldz_says_held_while_the_lock_is_held_and_why_not_otherwise() {
     for lock in ["a", "b"] {
         bench.opened(lock, 15).await;
     }
-    let holder = bench.run("a").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("a", "holder").await;
     let address = free_address();
     let run = bench.run("a").by("waiter");
     let run = run.option("--health-addr", &address).works_on().start();

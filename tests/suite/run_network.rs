@@ -105,13 +105,7 @@ async fn a_take_that_lands_late_starts_no_command_after_the_wait_is_over() {
         proxy.puts().iter().all(|put| put.code.is_some())
     })
     .await;
-    bench
-        .run("late")
-        .by("next")
-        .works_for("0")
-        .ends()
-        .await
-        .assert(0, &[]);
+    bench.serves("late", "next").await;
     assert_eq!(bench.noted("start"), ["next"]);
     proxy.assert_guarded();
     bench.finish().await;

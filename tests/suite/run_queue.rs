@@ -5,15 +5,14 @@ use std::time::Duration;
 use leasehold::clock::MonoInstant;
 use leasehold::supervise::Signal;
 
-use super::run_bench::{BUSY, Bench, long, until};
+use super::run_bench::{BUSY, Bench, long};
 
 /// hashicorp/consul#1006: 20 queued no-op jobs took minutes, for a polling interval in the hand-over.
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_queued_jobs_are_done_within_ten_seconds() {
     let bench = Bench::new().await;
     bench.opened("batch", 15).await;
-    let holder = bench.run("batch").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("batch", "holder").await;
     let mut jobs = Vec::new();
     for number in 0..20 {
         jobs.push(bench.run("batch").by(&format!("job-{number}")).start());
@@ -27,10 +26,7 @@ async fn twenty_queued_jobs_are_done_within_ten_seconds() {
     let took = MonoInstant::now().saturating_duration_since(began);
     assert!(took < Duration::from_secs(10), "{took:?}");
     holder.ends(BUSY).await.assert(143, &[]);
-    until("no claim is left", BUSY, async || {
-        bench.waiting().await == 0
-    })
-    .await;
+    bench.until_waiting(0).await;
     assert!(bench.lease("batch").await.is_free());
     bench.finish().await;
 }
@@ -58,8 +54,7 @@ async fn of_ten_at_once_one_holds_and_the_rest_follow_one_by_one() {
 async fn those_who_wait_are_served_in_the_order_they_came() {
     let bench = Bench::new().await;
     bench.opened("queue", 5).await;
-    let holder = bench.run("queue").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("queue", "holder").await;
     let mut runs = Vec::new();
     for number in 1..=5 {
         runs.push(

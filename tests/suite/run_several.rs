@@ -36,10 +36,7 @@ async fn is_free(bench: &Bench, lock: &str) -> bool {
 }
 
 async fn no_claim_is_left(bench: &Bench) {
-    until("no claim is left", BUSY, async || {
-        bench.waiting().await == 0
-    })
-    .await;
+    bench.until_waiting(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,8 +121,7 @@ async fn with_one_of_three_locks_held_a_try_and_a_time_out_leave_nothing() {
     for lock in ["a", "b", "c"] {
         bench.opened(lock, 15).await;
     }
-    let holder = bench.run("c").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("c", "holder").await;
     for words in [&["--try"][..], &["--wait", "2s"]] {
         let run = bench.run("c").option("--lock", "a").option("--lock", "b");
         let run = run.with(words).by("other").works_for("0");
@@ -162,8 +158,7 @@ async fn a_signal_while_it_waits_for_the_second_lock_gives_the_first_back() {
     for lock in ["a", "b"] {
         bench.opened(lock, 15).await;
     }
-    let holder = bench.run("b").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("b", "holder").await;
     let proxy = Proxy::new(&bench).await;
     let waiter = working(&bench, &["a", "b"], "waiter");
     let waiter = waiter.env("KUBECONFIG", proxy.kubeconfig()).start();

@@ -27,8 +27,7 @@ const ENDING: [(Signal, i32, &str); 6] = [
 async fn a_signal_while_waiting_leaves_the_queue_at_once_and_starts_nothing() {
     let bench = Bench::new().await;
     bench.opened("queued", 5).await;
-    let holder = bench.run("queued").by("holder").works_on().start();
-    bench.until_noted("start", "holder", BUSY).await;
+    let holder = bench.works("queued", "holder").await;
     for (signal, code, name) in ENDING {
         let run = bench.run("queued").by("waiter").works_for("0").start();
         bench.until_waiting(1).await;
@@ -204,13 +203,7 @@ async fn no_command_outlives_its_run_whenever_a_signal_comes() {
         );
     }
     // Whatever was killed while it held has expired by now, or does so within one lease.
-    bench
-        .run("random")
-        .by("last")
-        .works_for("0")
-        .ends()
-        .await
-        .assert(0, &[]);
+    bench.serves("random", "last").await;
     bench.assert_one_at_a_time();
     assert_eq!(last_of(&bench.journal(), "last").word, "end");
     bench.finish().await;
