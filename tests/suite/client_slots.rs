@@ -35,6 +35,7 @@ async fn never_more_hold_than_there_are_slots_and_all_are_served() {
                 }
             };
             within(BUSY, "all slots are used at once", all_used).await;
+            // Time for a fourth to come in, if that can be.
             tokio::time::sleep(Duration::from_millis(150)).await;
             inside.fetch_sub(1, Ordering::SeqCst);
             let grant = (guard.slot(), guard.token().get());

@@ -114,15 +114,7 @@ async fn a_new_leader_leaves_an_abandoned_lock_abandoned_until_it_knows_better()
         let operator = Operator::start(&place.namespace, "two", QUICK).await;
         operator.leads().await;
         // Something for it to write: its first look is done.
-        place
-            .edit_lock("nightly", &json!({"spec": {"historyLimit": 3}}))
-            .await;
-        let seen = place
-            .lock_is("nightly", "it was looked at", |lock| {
-                let seen = lock.status.as_ref().and_then(|s| s.observed_generation);
-                seen == lock.metadata.generation
-            })
-            .await;
+        let seen = place.is_looked_at("nightly").await;
         assert!(is_abandoned(&seen), "{:?}", seen.status);
         assert_eq!(
             message(&seen, names::CONDITION_HELD),

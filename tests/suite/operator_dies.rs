@@ -1,7 +1,5 @@
 //! An operator that dies after any of its writes about a Fixed or Pod hold: the next one goes on where it stopped.
 
-use std::time::Duration;
-
 use futures::{StreamExt, stream};
 use leasehold::api::{ClaimPhase, EndReason, FencingToken, HoldType};
 
@@ -116,7 +114,7 @@ async fn survives(death: Death) {
                 told,
             )
             .await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        place.is_looked_at("nightly").await;
         let lease = place.lease("nightly").await;
         assert!(lease.record.is_free(), "{death:?}: it is not taken again");
     })

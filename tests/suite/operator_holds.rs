@@ -5,16 +5,13 @@ use std::time::Duration;
 use leasehold::api::{
     ClaimPhase, DistributedLockSpec, EndReason, FencingToken, HoldType, LockClaim, names,
 };
-use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::operator_place::{claim_condition, ended, fixed, token, with_pod};
-use super::operator_rig::{LONG, Operator, Place, QUICK, config, ends, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, Place, QUICK, ends, in_place, is_free, lasting};
 use super::server::within;
-
-const NOTHING: Duration = Duration::from_millis(1500);
 
 /// Waits until the lock is free, and says how long that took.
 async fn free_after(place: &Place, began: MonoInstant) -> Duration {
@@ -71,7 +68,7 @@ async fn a_fixed_claim_is_granted_and_ends_by_itself() {
         }
         let lock = place.lock_is("nightly", "it is free", is_free).await;
         assert_eq!(ends(&lock), [EndReason::Expired]);
-        tokio::time::sleep(NOTHING).await;
+        place.is_looked_at("nightly").await;
         let lease = place.lease("nightly").await;
         assert!(lease.record.is_free(), "it is never taken again");
     })
@@ -163,7 +160,7 @@ async fn a_pod_hold_lasts_while_its_pod_lives_and_no_longer() {
         place
             .edit_pod("web", json!({"phase": "Failed", "reason": "NodeLost"}))
             .await;
-        tokio::time::sleep(NOTHING * 2).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
         let still = place.claims.get("first").await.expect("the claim");
         assert_eq!(still.phase(), ClaimPhase::Granted);
         place.edit_pod("web", ended("main")).await;
@@ -199,7 +196,7 @@ async fn fixed_claims_and_waiters_are_served_in_the_order_of_coming() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 5).await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
         place.claim("first", fixed(1)).await;
         place.has_ticket("first").await;
@@ -232,7 +229,7 @@ async fn a_fixed_hold_lasts_its_own_time_also_without_the_operator() {
         let granted = place.claim_in("seat", ClaimPhase::Granted).await;
         let began = MonoInstant::now();
         operator.signal(Signal::KILL);
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let guard = within(LONG, "a waiter has it", locks.lock("nightly").acquire()).await;
         let took = MonoInstant::now().saturating_duration_since(began);
         assert!(
@@ -276,7 +273,7 @@ async fn a_claim_revoked_while_the_operator_was_away_says_so_and_is_not_taken_ag
         let _third = Operator::start(&place.namespace, "three", QUICK).await;
         place.claim_in("again", ClaimPhase::Revoked).await;
         place.lock_is("nightly", "it is free", is_free).await;
-        tokio::time::sleep(NOTHING).await;
+        place.is_looked_at("nightly").await;
         assert!(place.lease("nightly").await.record.is_free());
     })
     .await;
@@ -357,7 +354,8 @@ async fn two_slots_are_held_by_two_claims_and_the_third_waits() {
         assert_eq!([slot(&first), slot(&second)], [Some(0), Some(1)]);
         let second = second.status.expect("a status");
         assert_eq!(second.lease_name.as_deref(), Some("nightly.1"));
-        tokio::time::sleep(NOTHING).await;
+        place.has_ticket("c").await;
+        place.is_looked_at("nightly").await;
         assert_eq!(
             place.claims.get("c").await.expect("the claim").phase(),
             ClaimPhase::Pending

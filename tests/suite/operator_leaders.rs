@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 
-use super::operator_rig::{LONG, Operator, config, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, in_place, is_free, lasting};
 use super::server::within;
 
 /// A lead that dies is over soon.
@@ -176,7 +175,7 @@ async fn restarts_of_the_operator_keep_no_silent_holder_alive() {
         place.make_free("nightly", 4).await;
         let grant = place.take("nightly", "pod-3").await;
         let taken = MonoInstant::now();
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let mut waiter = locks.lock("nightly").claimant("pod-4").begin();
         drop(operator);
         let restarts = async {

@@ -1,15 +1,12 @@
 //! What a lock's own limits do: lockDelaySeconds, maxHoldSeconds, the order by priority.
 
-use std::time::Duration;
-
 use leasehold::api::{
     DistributedLock, DistributedLockSpec, EndReason, LockClaimSpec, QueuePolicy, QueueSpec,
 };
-use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::operator_rig::{LONG, Operator, config, ends, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, ends, in_place, is_free, lasting};
 use super::server::within;
 
 fn seconds_since(start: MonoInstant) -> f64 {
@@ -29,7 +26,7 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
         place.make_free_of("nightly", spec).await;
         let sent = MonoInstant::now();
         place.take("nightly", "killed").await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let acquire = async |claimant: &str| {
             let acquired = locks.lock("nightly").claimant(claimant).acquire();
             within(LONG, "it is had", acquired).await.expect("a guard")
@@ -67,15 +64,9 @@ async fn a_holder_that_goes_on_beyond_max_hold_seconds_is_revoked_one_lease_late
         place.make_free_of("nightly", spec).await;
         let sent = MonoInstant::now();
         let grant = place.take("nightly", "pod-3").await;
-        let revoked = async {
-            while !place.lease("nightly").await.record.is_free() {
-                place.renew("nightly", 0, &grant).await;
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        };
         // A renewal and the revoke may cross: then the holder has lost, as one that reads again learns.
         tokio::select! {
-            () = revoked => {}
+            () = place.go_on("nightly", 0, &grant) => unreachable!("it goes on and on"),
             _ = place.lease_is("nightly", "it is revoked", |lease| lease.record.is_free()) => {}
         }
         let took = seconds_since(sent);

@@ -4,10 +4,9 @@ use kube::api::DeleteParams;
 use kube::runtime::conditions::is_deleted;
 use kube::runtime::wait::await_condition;
 use leasehold::api::{ConditionStatus, EndReason, FencingToken, HoldType, LockPhase, names};
-use leasehold::client::Locks;
 use serde_json::json;
 
-use super::operator_rig::{LONG, Operator, condition, config, in_place, is_free, shows};
+use super::operator_rig::{LONG, Operator, condition, in_place, is_free, shows};
 use super::server::within;
 
 #[tokio::test]
@@ -87,7 +86,7 @@ async fn renewals_cause_no_status_write_and_hardly_a_look() {
     in_place(async |place| {
         let operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 1).await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let guard = locks.lock("nightly").claimant("pod-3").acquire().await;
         let guard = guard.expect("it is free");
         let token = guard.token();

@@ -9,14 +9,14 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::wait::await_condition;
 use leasehold::api::{DistributedLock, EndReason, LockClaim, LockClaimSpec};
-use leasehold::client::{Acquiring, Locks};
+use leasehold::client::Acquiring;
 use leasehold::clock::MonoInstant;
 use leasehold::lease::FoundLease;
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::operator_place::ended;
-use super::operator_rig::{LONG, Operator, Place, QUICK, config, ends, in_place, is_free};
+use super::operator_rig::{LONG, Operator, Place, QUICK, ends, in_place, is_free};
 use super::run_bench::long;
 use super::server::within;
 
@@ -57,7 +57,7 @@ async fn claims_of_pods(place: &Place, count: usize) {
 
 /// Waiters that live, begun and in the queue behind so many dead claims.
 async fn waiters(place: &Place, count: usize, dead: usize) -> Vec<Acquiring> {
-    let locks = Locks::new(config().await, &place.namespace).expect("a client");
+    let locks = place.library().await;
     let waiters = (0..count).map(|number| {
         let claimant = format!("live-{number}");
         locks.lock("nightly").claimant(&claimant).begin()
@@ -95,7 +95,7 @@ async fn waiters_whose_pods_are_gone_cost_nothing() {
         let (dead, living, behind) = if long() { (500, 20, 480) } else { (40, 10, 0) };
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
         claims_of_pods(&place, dead).await;
         let waiters = waiters(&place, living, dead).await;
@@ -170,7 +170,7 @@ async fn dead_claims_without_pods_cost_two_seconds_each() {
         let dead: usize = if long() { 10 } else { 3 };
         let _operator = Operator::leading(&place.namespace).await;
         place.make_free("nightly", 60).await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let holder = locks.lock("nightly").acquire().await.expect("it is free");
         for number in 0..dead {
             claim_of(&place, &format!("dead-{number}"), None).await;

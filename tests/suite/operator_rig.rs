@@ -14,6 +14,7 @@ use kube::runtime::wait::await_condition;
 use leasehold::api::{
     DistributedLock, DistributedLockSpec, EndReason, LockClaim, find_condition, names,
 };
+use leasehold::client::Locks;
 use leasehold::client::identity::{identity, random_uid};
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::engine::change::{self, NextChange, Requester};
@@ -212,6 +213,11 @@ impl Place {
         }
     }
 
+    /// The client library.
+    pub async fn library(&self) -> Locks {
+        Locks::new(server::config().await, &self.namespace).expect("a client")
+    }
+
     /// Makes a lock.
     pub async fn make(&self, name: &str, spec: DistributedLockSpec) -> DistributedLock {
         let lock = DistributedLock::new(name, spec);
@@ -255,6 +261,18 @@ impl Place {
             );
         };
         lock.expect("a watch").expect("a lock")
+    }
+
+    /// Waits until the leader has looked at the lock once more: it has done by then whatever it does of what it knows.
+    pub async fn is_looked_at(&self, name: &str) -> DistributedLock {
+        let lock = self.locks.get(name).await.expect("the lock");
+        let another = json!({"spec": {"historyLimit": lock.spec.history_limit + 1}});
+        self.edit_lock(name, &another).await;
+        self.lock_is(name, "it was looked at", |lock| {
+            let seen = lock.status.as_ref().and_then(|s| s.observed_generation);
+            seen == lock.metadata.generation
+        })
+        .await
     }
 
     /// Waits until the Lease shows this.
@@ -378,6 +396,14 @@ impl Place {
         }
     }
 
+    /// Renews a grant again and again, for as long as this is awaited.
+    pub async fn go_on(&self, name: &str, slot: i32, grant: &Grant) {
+        loop {
+            self.renew(name, slot, grant).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
     /// Merges `patch` into an object of the Leases, as people do by hand.
     pub async fn edit_lease(&self, name: &str, patch: &Value) {
         let patched = self
@@ -478,13 +504,4 @@ pub fn shows_in(lock: &DistributedLock, slot: i32, grant: &Grant) -> bool {
     lock.slot_status(slot).is_some_and(|slot| {
         slot.holder_identity == grant.holder && slot.fencing_token == Some(grant.token)
     })
-}
-
-/// The configuration of the server that tests run against.
-pub async fn config() -> kube::Config {
-    let path = std::env::var_os("KUBECONFIG").expect("KUBECONFIG is set");
-    let kubeconfig = kube::config::Kubeconfig::read_from(path).expect("it can be read");
-    let options = kube::config::KubeConfigOptions::default();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
-    config.expect("it names a server")
 }

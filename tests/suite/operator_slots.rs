@@ -5,14 +5,11 @@ use std::time::Duration;
 use leasehold::api::{
     DistributedLock, DistributedLockSpec, EndReason, LockPhase, SlotStatus, names,
 };
-use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use leasehold::engine::ClaimRef;
 use serde_json::json;
 
-use super::operator_rig::{
-    LONG, Operator, Place, condition, config, in_place, lasting, message, shows_in,
-};
+use super::operator_rig::{Operator, Place, condition, in_place, lasting, message, shows_in};
 use super::run_bench::BUSY;
 use super::server::within;
 
@@ -104,16 +101,10 @@ async fn silent_holders_are_ended_slot_by_slot() {
         make_free(&place, 2, 2).await;
         let silent = place.take_slot("gpu", 1, "silent").await;
         let alive = place.take_slot("gpu", 0, "alive").await;
-        let ended = async {
-            loop {
-                place.renew("gpu", 0, &alive).await;
-                tokio::time::sleep(Duration::from_millis(300)).await;
-                if place.lease("gpu.1").await.record.is_free() {
-                    return;
-                }
-            }
-        };
-        within(LONG, "it is ended", ended).await;
+        tokio::select! {
+            () = place.go_on("gpu", 0, &alive) => unreachable!("it goes on and on"),
+            _ = place.lease_is("gpu.1", "it is ended", |lease| lease.record.is_free()) => {}
+        }
         place.renew("gpu", 0, &alive).await;
         let lock = place
             .lock_is("gpu", "one is ended, one stays", |lock| {
@@ -196,7 +187,7 @@ async fn slots_that_are_added_serve_those_who_wait_at_once_and_in_their_order() 
         let _operator = Operator::leading(&place.namespace).await;
         make_free(&place, 1, 30).await;
         place.take("gpu", "long").await;
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         let mut waiters = vec![];
         for number in 0..4 {
             waiters.push(locks.lock("gpu").claimant(&format!("w{number}")).begin());

@@ -8,10 +8,9 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use leasehold::api::{LockClaim, LockClaimSpec};
-use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 
-use super::operator_rig::{Operator, Place, config, in_place, is_free, lasting, shows};
+use super::operator_rig::{Operator, Place, in_place, is_free, lasting, shows};
 use super::operator_wire::Proxy;
 use super::proxy::{self, Fault};
 use super::run_bench::{BUSY, Bench, long, until};
@@ -151,7 +150,7 @@ async fn many_held_locks_at_rest_cost_no_write_and_hardly_a_look() {
         let operator = Operator::start_with(&place.namespace, "one", &[], path).await;
         operator.leads().await;
         let names: Vec<_> = (0..count).map(|number| format!("lock-{number}")).collect();
-        let locks = Locks::new(config().await, &place.namespace).expect("a client");
+        let locks = place.library().await;
         for name in &names {
             place.make(name, lasting(seconds)).await;
         }

@@ -19,7 +19,8 @@ use leasehold::api::DistributedLockSpec;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::operator_rig::{Operator, Place, QUICK, config, in_place, is_free, lasting};
+use super::operator_rig::{Operator, Place, QUICK, in_place, is_free, lasting};
+use super::server;
 
 /// A request as it came by.
 #[derive(Clone, Debug)]
@@ -61,7 +62,7 @@ pub struct Proxy {
 
 impl Proxy {
     pub async fn start() -> Self {
-        Self::before(config().await).await
+        Self::before(server::config().await).await
     }
 
     /// In front of the server that `config` names, as whom it names.
@@ -451,7 +452,7 @@ async fn a_missing_permission_is_named_and_keeps_it_from_being_ready() {
         let token = accounts.create_token_request("operator", &PostParams::default(), &request).await.expect("a token");
         let token = token.status.and_then(|status| status.token).expect("a token");
 
-        let mut config = config().await;
+        let mut config = server::config().await;
         config.auth_info = kube::config::AuthInfo {
             token: Some(token.into()),
             ..kube::config::AuthInfo::default()

@@ -19,7 +19,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
@@ -29,6 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::run_bench::{BUSY, Bench, until};
+use super::server;
 
 type Problem = Box<dyn std::error::Error + Send + Sync>;
 type Answer = Response<UnsyncBoxBody<Bytes, Problem>>;
@@ -268,11 +268,7 @@ impl Proxy {
 impl Bench {
     /// How to reach the server.
     pub async fn config(&self) -> Config {
-        let kubeconfig = Kubeconfig::read_from(self.kubeconfig()).unwrap();
-        let options = KubeConfigOptions::default();
-        Config::from_custom_kubeconfig(kubeconfig, &options)
-            .await
-            .unwrap()
+        server::config_of(self.kubeconfig()).await
     }
 }
 

@@ -12,8 +12,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use leasehold::api::{DistributedLock, LockClaim, LockClaimSpec};
 use leasehold::client::{Guard, Locks};
 use leasehold::clock::MonoInstant;
@@ -60,13 +59,8 @@ impl Bench {
 
     /// On a cluster of the test's own, without Leasehold's definitions yet.
     pub async fn on(cluster: &Cluster) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &options)
-            .await
-            .unwrap();
-        Self::at(Client::try_from(config).unwrap(), cluster.kubeconfig()).await
+        let config = server::config_of(&cluster.kubeconfig()).await;
+        Self::at(server::client_of(config), cluster.kubeconfig()).await
     }
 
     /// On a server of the test's own.

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::future::Future;
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
@@ -18,13 +19,27 @@ use leasehold::api::crds;
 ///
 /// Without one: a missing server is a failure, never a skip.
 pub async fn client() -> Client {
+    client_of(config().await)
+}
+
+/// A client that reaches a server in this way.
+pub fn client_of(config: Config) -> Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::try_from(config).expect("the server's certificates are good")
+}
+
+/// How to reach the server that `cargo xtask test` started.
+pub async fn config() -> Config {
     let path = env::var_os("KUBECONFIG")
         .expect("KUBECONFIG is not set: this test needs an API server, run `cargo xtask test`");
-    let kubeconfig = Kubeconfig::read_from(path).expect("KUBECONFIG can be read");
+    config_of(path.as_ref()).await
+}
+
+/// How to reach the server that this file names.
+pub async fn config_of(kubeconfig: &Path) -> Config {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("the kubeconfig can be read");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    Client::try_from(config.expect("KUBECONFIG names a server"))
-        .expect("the server's certificates are good")
+    config.expect("it names a server")
 }
 
 /// Installs the custom resource definitions of this tree, and waits until they are served.
