@@ -75,8 +75,9 @@ enum Read {
     /// It has changed, or was never read.
     #[default]
     Stale,
-    /// It is being read; should it change meanwhile, the answer is stale.
-    Asked,
+    /// It is being read, asked for at that moment; should it change meanwhile, or be asked for anew by a look at another
+    /// lock, the answer is stale.
+    Asked(Moment),
     Known(PodSight, Moment),
 }
 
@@ -226,7 +227,7 @@ impl Pods {
     pub fn sight(&self, key: &Key) -> Option<(&PodSight, Moment)> {
         match &self.named.get(key)?.read {
             Read::Known(sight, at) => Some((sight, *at)),
-            Read::Stale | Read::Asked => None,
+            Read::Stale | Read::Asked(_) => None,
         }
     }
 
@@ -244,7 +245,7 @@ impl Pods {
                 && named.has_changed
                 && !matches!(named.read, Read::Known(..))
             {
-                named.read = Read::Asked;
+                named.read = Read::Asked(now);
                 wanted.entry(key.clone()).or_default();
             }
         }
@@ -261,7 +262,7 @@ impl Pods {
                 && let Some(named) = self.named.get_mut(&key)
                 && !matches!(named.read, Read::Known(_, at) if now < at + READ_AGAIN)
             {
-                named.read = Read::Asked;
+                named.read = Read::Asked(now);
                 wanted.entry(key).or_default();
             }
         }
@@ -278,7 +279,7 @@ impl Pods {
         named.asked = Some(asked);
         let gone = uids.into_iter().filter(|other| uid.as_ref() != Some(other));
         named.gone.extend(gone);
-        if let Read::Asked = named.read {
+        if matches!(named.read, Read::Asked(at) if at == asked) {
             let ended = pod.is_some_and(has_ended);
             named.read = Read::Known(PodSight { uid, ended }, asked);
         }

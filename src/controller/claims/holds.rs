@@ -175,15 +175,13 @@ pub(super) fn granted(claim: &LockClaim, all: &Claims<'_>) -> Option<LockClaimSt
 
 /// How a grant ended that is shown as granted and that its Lease does not show any more.
 pub(super) fn end_of_shown(claim: &LockClaim, all: &Claims<'_>) -> ClaimEnd {
-    let token = claim
-        .status
-        .as_ref()
-        .and_then(|status| status.fencing_token);
+    let status = claim.status.as_ref();
+    let token = status.and_then(|status| status.fencing_token);
     let number = token.map(FencingToken::get);
-    let notes = all
-        .slots
-        .iter()
-        .filter_map(|slot| slot.lease.ended.as_ref());
+    // Under a floor above the revision grants of several slots have the same token.
+    let own = status.and_then(|status| status.slot);
+    let slots = all.slots.iter().filter(|slot| Some(slot.number) == own);
+    let notes = slots.filter_map(|slot| slot.lease.ended.as_ref());
     if let Some(note) = notes.into_iter().find(|note| Some(note.token) == number) {
         return match note.kind {
             EndKind::Released => ClaimEnd::Released,
@@ -197,7 +195,7 @@ pub(super) fn end_of_shown(claim: &LockClaim, all: &Claims<'_>) -> ClaimEnd {
         .and_then(|lock: &DistributedLock| lock.status.as_ref());
     let told = history.and_then(|status| {
         let mut ends = status.history.iter();
-        ends.find(|end| end.fencing_token == token && token.is_some())
+        ends.find(|end| end.fencing_token == token && token.is_some() && Some(end.slot) == own)
     });
     match told.map(|end| end.reason) {
         Some(EndReason::Released) => ClaimEnd::Released,

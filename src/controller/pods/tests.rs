@@ -391,6 +391,35 @@ fn what_a_pod_hold_lasts_with_is_read_again_after_every_change() {
 }
 
 #[test]
+fn an_answer_that_another_look_has_overtaken_does_not_count() {
+    let mut pods = with_pods(&[]);
+    // Two locks, each with a claim that lasts with the same Pod.
+    let claims = [lasting("a", "web"), lasting("b", "web")];
+    for claim in &claims {
+        pods.claim_seen(claim);
+    }
+    let later = NOW + Duration::from_secs(5);
+    // The first look asks before the Pod is made, and gets its answer late.
+    let slow = pods.wants(&key("l"), [&claims[0]], NOW);
+    pods.changed(&watch(), &key("web"), "u");
+    let quick = pods.wants(&key("m"), [&claims[1]], later);
+    for (key, uids) in slow {
+        pods.read(&key, uids, None, NOW);
+    }
+    assert_eq!(pods.of_hold(&claims[1]), None, "the Pod lives");
+    let mut lives = pod(&json!({"containers": [{"name": "a"}]}), &json!({}));
+    lives.metadata.uid = Some("u".to_owned());
+    for (key, uids) in quick {
+        pods.read(&key, uids, Some(&lives), later);
+    }
+    let shown = PodSight {
+        uid: Some("u".to_owned()),
+        ended: false,
+    };
+    assert_eq!(pods.of_hold(&claims[1]), Some(&shown));
+}
+
+#[test]
 fn the_pod_of_a_holder_is_read_only_once_it_has_changed() {
     let mut pods = with_pods(&[("web", "u")]);
     let lock = key("l");

@@ -284,3 +284,31 @@ fn the_engine_sees_a_claim_as_its_status_shows_it() {
         None
     );
 }
+
+/// A floor above the revision gives the next grants of several slots the same token.
+#[test]
+fn the_end_of_another_slot_with_the_same_token_is_not_taken_for_its_own() {
+    let ended = |number: i32, how: &str| {
+        let note = json!({"leasehold.dev/ended": format!("v1;u1;3;7;{how};op;words")});
+        SlotLease {
+            number,
+            ..slot(&note, "")
+        }
+    };
+    let mut shown = granted_status();
+    shown["slot"] = json!(1);
+    let claim = seat(&fixed(), &shown);
+    let other = json!([{"slot": 0, "holderIdentity": "x/1", "fencingToken": 7, "reason": "Expired"}]);
+    let lock = lock(&entry(7, "", 15), &other);
+    for (slots, phase) in [
+        (
+            vec![ended(0, "Expired"), ended(1, "Released")],
+            ClaimPhase::Released,
+        ),
+        // Of its own end nothing is known any more: somebody took it away.
+        (vec![ended(0, "Expired")], ClaimPhase::Revoked),
+    ] {
+        let status = status(&planned(&claim, Some(&lock), &slots));
+        assert_eq!(status.phase, Some(phase));
+    }
+}
