@@ -34,6 +34,9 @@ pub struct Slot {
     /// The uid of the Lease whose end a watch showed last, and the revision of that end: a read which that overtook
     /// must not bring it back.
     pub gone: Option<(String, u64)>,
+    /// The Lease as it was when it went out of view. Only what is seen next tells whether its grant has ended: it may have
+    /// lost its label alone.
+    parted: Option<LeaseRecord>,
     /// Grants whose end is not in status yet.
     pub ends: VecDeque<HistoryEntry>,
     /// What the leader has not told yet.
@@ -401,9 +404,11 @@ impl Index {
                 .as_ref()
                 .zip(after)
                 .is_some_and(|(before, after)| is_renewal(before, after));
-        let after = after.cloned();
-        note_news(slot, before.as_ref(), after.as_ref(), wall);
-        if after.is_none() {
+        if let Some(after) = after.cloned() {
+            let known = before.or_else(|| slot.parted.take());
+            note_news(slot, known.as_ref(), &after, wall);
+        } else {
+            slot.parted = before.or_else(|| slot.parted.take());
             self.forget_unused(key);
         }
         if renewed { vec![] } else { naming }

@@ -31,12 +31,12 @@ const KEPT: usize = 50;
 pub(super) fn note_news(
     slot: &mut Slot,
     before: Option<&LeaseRecord>,
-    after: Option<&LeaseRecord>,
+    after: &LeaseRecord,
     wall: WallMicros,
 ) {
     let holds = |record: &&LeaseRecord| !record.is_free() && !record.is_missing();
     let held = before.filter(holds);
-    let holds_now = after.filter(holds);
+    let holds_now = Some(after).filter(holds);
     let same = held
         .zip(holds_now)
         .is_some_and(|(a, b)| a.grant_id() == b.grant_id());
@@ -50,7 +50,7 @@ pub(super) fn note_news(
             reason: how_it_ended(held, after),
         };
         slot.ends.push_back(entry.clone());
-        let noted = after.and_then(|after| note_of(held, after));
+        let noted = note_of(held, after);
         let why = noted.map(|ended| format!("{} (by {})", ended.reason, ended.by));
         slot.news.push_back(News::Ended(entry, why));
     }
@@ -61,7 +61,7 @@ pub(super) fn note_news(
         });
     }
     let absurd = |record: &LeaseRecord| record.has_absurd_token();
-    if after.is_some_and(absurd) && !before.is_some_and(absurd) {
+    if absurd(after) && !before.is_some_and(absurd) {
         slot.news.push_back(News::AbsurdToken);
     }
     while slot.ends.len() > KEPT {
@@ -74,10 +74,10 @@ pub(super) fn note_news(
 
 /// How the grant that `held` shows ended, by what stands in its place.
 #[must_use]
-pub fn how_it_ended(held: &LeaseRecord, after: Option<&LeaseRecord>) -> EndReason {
-    let Some(after) = after.filter(|after| after.uid == held.uid) else {
+pub fn how_it_ended(held: &LeaseRecord, after: &LeaseRecord) -> EndReason {
+    if after.uid != held.uid {
         return EndReason::Deleted;
-    };
+    }
     match note_of(held, after).map(|ended| ended.kind) {
         Some(kind) => end_reason(kind),
         // Other clients leave no note: they empty the Lease when they release, and replace who fell silent.

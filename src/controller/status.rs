@@ -64,9 +64,19 @@ impl SlotSight<'_> {
 
     /// Who keeps others from taking the slot: a `missing` counts once the slot was opened.
     fn holder(&self) -> Option<&str> {
+        if self.lacks_consent() {
+            let known = self.view.slot.as_ref()?;
+            return Some(known.holder.as_str()).filter(|holder| !holder.is_empty());
+        }
         let lease = self.lease.filter(|lease| !lease.is_free())?;
         let opened = self.view.slot.is_some() && !self.open;
         (opened || !lease.is_missing()).then_some(lease.spec.holder.as_str())
+    }
+
+    /// Whether its Lease lacks the label that makes it the lock's: what is known of its holder is neither confirmed nor
+    /// refuted then, and stays, for a grant can't be shown anew once its end is.
+    fn lacks_consent(&self) -> bool {
+        self.trouble == Some(Trouble::Unavailable(Unavailable::NotOurs))
     }
 
     /// By which field of the spec a grant of this slot alone is revoked.
@@ -170,6 +180,9 @@ pub fn short(identity: &str) -> &str {
 /// One slot's entry. A holder is shown only with a token of its own: a `missing`, a foreign holder that has no stamp
 /// yet and a restored Lease with an old grant show as an entry without a holder.
 fn slot_entry(sight: &SlotSight<'_>, old: SlotStatus) -> SlotStatus {
+    if sight.lacks_consent() {
+        return old;
+    }
     let (slot, lease) = (sight.number(), sight.lease);
     let missed = lease.and_then(last_grant).map(|grant| grant.token);
     let freed = SlotStatus {

@@ -2,10 +2,10 @@
 
 use k8s_openapi::api::events::v1::Event;
 use kube::api::DeleteParams;
-use leasehold::api::{DistributedLock, DistributedLockSpec, EndReason, names};
+use leasehold::api::{ClaimPhase, DistributedLock, DistributedLockSpec, EndReason, names};
 use serde_json::json;
 
-use super::operator_place::ended;
+use super::operator_place::{ended, fixed, token};
 use super::operator_rig::{Operator, condition, in_place, is_free, lasting};
 
 fn sharing(lease: &str) -> DistributedLockSpec {
@@ -101,6 +101,40 @@ async fn a_shared_lease_that_is_not_there_is_made_and_stays_when_the_lock_goes()
             assert!(lock.slot_token(0) > last);
             last = lock.slot_token(0);
         }
+    })
+    .await;
+}
+
+/// The consent is withdrawn and given again: the hold in between is the same, and status does not lose it.
+#[tokio::test]
+async fn a_hold_outlives_a_withdrawal_of_consent_and_is_shown_again() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make("nightly", sharing("elector")).await;
+        place.claim("seat", fixed(600)).await;
+        let granted = place.claim_in("seat", ClaimPhase::Granted).await;
+        let before = place.lease("elector").await.record;
+        let holds = |lock: &DistributedLock| {
+            let shown = |slot: &leasehold::api::SlotStatus| {
+                slot.holder_identity == before.spec.holder && slot.hold.is_some()
+            };
+            condition(lock, names::CONDITION_READY).0 == "True" && lock.slot_status(0).is_some_and(shown)
+        };
+        place.lock_is("nightly", "the hold is shown", holds).await;
+        let label = |value| json!({"metadata": {"labels": {names::LABEL_SHARED_WITH: value}}});
+        place.edit_lease("elector", &label(None)).await;
+        place.lock_is("nightly", "it has no consent", stalled(names::REASON_NOT_SHARED)).await;
+        place.edit_lease("elector", &label(Some("nightly"))).await;
+        place.lock_is("nightly", "the hold is shown again", holds).await;
+        assert_eq!(place.lease("elector").await.record.spec, before.spec);
+        let claim = place.claim_in("seat", ClaimPhase::Granted).await;
+        assert_eq!(token(&claim), token(&granted));
+        place.delete_claim("seat").await;
+        let lock = place.lock_is("nightly", "it is free", is_free).await;
+        let history = lock.status.expect("a status").history;
+        let told: Vec<_> = history.iter().map(|end| (end.reason, end.fencing_token)).collect();
+        let own = granted.status.expect("a status").fencing_token;
+        assert_eq!(told, [(EndReason::Released, own)]);
     })
     .await;
 }

@@ -116,7 +116,7 @@ impl World {
         self.revision += 1;
         lease.resource_version = self.revision;
         let (before, slot) = (&self.leases[at], &mut self.slots[at]);
-        note_news(slot, Some(before), Some(&lease), 2_000_000);
+        note_news(slot, Some(before), &lease, 2_000_000);
         self.saved[at].push(lease.clone());
         self.leases[at] = lease;
     }
