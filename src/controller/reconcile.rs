@@ -248,6 +248,9 @@ impl Reconciler {
                 let Some(found) = found else {
                     return self.read_lease(lease).await;
                 };
+                if what == OperatorWrite::Take && !self.still_waits(key, &record).await? {
+                    return Ok(());
+                }
                 if self.write(lease, &found, &record, what).await?
                     && let Some(claim) = then_delete
                 {

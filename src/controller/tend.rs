@@ -15,7 +15,8 @@ use super::index::{Key, Source};
 use super::pods::{READ_AGAIN, Wanted};
 use super::reconcile::{Reconciler, earliest};
 use crate::api::{ClaimPhase, LockClaim};
-use crate::engine::{ClaimEnd, ClaimRef, Moment, WallMicros};
+use crate::engine::{ClaimEnd, ClaimRef, LeaseRecord, Moment, WallMicros};
+use crate::lease::view::waits;
 
 /// The most Pods that one look reads; the next look goes on. Each takes some milliseconds.
 const PODS_A_LOOK: usize = 512;
@@ -252,6 +253,32 @@ impl Reconciler {
             Written::Gone => self.claim_is_gone(&key, &claim.uid),
         }
         Ok(())
+    }
+
+    /// Whether the claim for which `record` takes a slot still waits, as the server knows it: the watch of claims may be
+    /// behind that of Leases, and for one that is over, or gone, nothing may be taken.
+    pub(super) async fn still_waits(
+        &self,
+        lock: &Key,
+        record: &LeaseRecord,
+    ) -> Result<bool, WriteError> {
+        let uid = record.holder_uid().unwrap_or_default();
+        let known = {
+            let index = self.shared.index();
+            let mut claims = index.claims(lock);
+            let known = claims.find(|claim| claim.metadata.uid.as_deref() == Some(uid));
+            known.map(|claim| Key::of(&**claim))
+        };
+        let Some(key) = known else {
+            return Ok(false);
+        };
+        let Some(claim) = self.writer.get_claim(&key).await? else {
+            self.claim_is_gone(&key, uid);
+            return Ok(false);
+        };
+        let still = claim.metadata.uid.as_deref() == Some(uid) && waits(&claim);
+        self.shared.index().claim_seen(claim, Source::Read);
+        Ok(still)
     }
 
     fn claim_is_gone(&self, key: &Key, uid: &str) {
