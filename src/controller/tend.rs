@@ -272,9 +272,15 @@ impl Reconciler {
         let Some(key) = known else {
             return Ok(false);
         };
-        let Some(claim) = self.writer.get_claim(&key).await? else {
-            self.claim_is_gone(&key, uid);
-            return Ok(false);
+        let claim = match self.writer.get_claim(&key).await.map_err(WriteError::from) {
+            Ok(Some(claim)) => claim,
+            Ok(None) => {
+                self.claim_is_gone(&key, uid);
+                return Ok(false);
+            }
+            // A claim that may not be read is not to stop those behind it: what is in view must do.
+            Err(error) if error.is_refusal() => return Ok(true),
+            Err(error) => return Err(error),
         };
         let still = claim.metadata.uid.as_deref() == Some(uid) && waits(&claim);
         self.shared.index().claim_seen(claim, Source::Read);

@@ -220,3 +220,59 @@ async fn a_take_whose_answer_is_lost_is_settled_on_its_slot() {
     proxy.assert_guarded();
     bench.finish().await;
 }
+
+/// Whichever call of a take of another slot than 0 is delayed, refused, lost or not answered, the write that then moves
+/// `next` included: the one behind is served, and nobody holds what he does not know of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_at_any_call_of_a_take_of_another_slot_strands_nobody() {
+    let bench = Bench::new().await;
+    bench.opened_slots("two", 5, 2).await;
+    let library = bench.library().await;
+    let _first = hold(&library, "two", "first").await;
+    let faults = [
+        Fault::CommitThenDrop,
+        Fault::CommitThen(504),
+        Fault::Refuse(503),
+        Fault::Hang,
+    ];
+    for (index, fault) in faults.iter().cycle().cloned().enumerate() {
+        let when = format!("with {fault:?} at call {index}");
+        let second = hold(&library, "two", "second").await;
+        assert_eq!(second.slot(), 1, "{when}");
+        let proxy = Proxy::new(&bench).await;
+        proxy.fault("*", "*", index, Fault::Pass);
+        proxy.fault("*", "*", 1, fault);
+        let asked = proxy.locks().lock("two").claimant("waiter");
+        let mut waiter = asked.wait(Duration::from_secs(8)).begin();
+        let behind = async {
+            until(&when, BUSY, async || bench.waiting().await > 0).await;
+            let asked = library.lock("two").claimant("behind").begin();
+            until(&when, BUSY, async || bench.waiting().await > 1).await;
+            second.release().await.unwrap();
+            asked
+        };
+        let (outcome, mut behind) = tokio::join!(waiter.outcome(), behind);
+        let had = outcome.is_ok();
+        if let Ok(guard) = outcome {
+            let lease = bench.lease("two.1").await;
+            assert_eq!(guard.slot(), 1, "{when}");
+            assert_eq!(lease.spec.holder, guard.identity(), "{when}");
+            assert_eq!(lease.current_token(), Some(guard.token()), "{when}");
+            // What is left of the fault may hit the release: then the lease ends by itself.
+            let _ = guard.release().await;
+        }
+        let began = MonoInstant::now();
+        let guard = within(BUSY, &when, behind.outcome()).await.unwrap();
+        eprintln!("{when}: had {had}, calls {}, behind after {:?}", proxy.calls().len(), MonoInstant::now().saturating_duration_since(began));
+        guard.release().await.unwrap();
+        until(&format!("no claim is left {when}"), BUSY, async || {
+            bench.waiting().await == 0
+        })
+        .await;
+        if proxy.calls().len() <= index {
+            assert!(had && index > 10, "{when}: without a fault it is had");
+            break;
+        }
+    }
+    bench.finish().await;
+}
