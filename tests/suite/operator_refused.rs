@@ -1,6 +1,6 @@
 //! What the server refuses the operator about one object stops nobody else.
 
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 use leasehold::api::{ClaimPhase, FixedHold, Hold, HoldType, LockClaim, LockClaimSpec, PodHold};
 use leasehold::lease::FoundLease;
 
@@ -93,8 +93,7 @@ async fn nothing_is_taken_for_a_claim_that_is_gone_though_no_watch_has_told_so()
     })
     .await;
     proxy.come_up();
-    let deleted = place.claims.delete("seat", &DeleteParams::default()).await;
-    deleted.expect("the claim can be deleted");
+    place.delete_claim("seat").await;
     place.release("nightly", &holder).await;
     let over = |lease: &FoundLease| lease.record.is_free() && lease.record.next.is_none();
     let lease = place.lease_is("nightly", "it is nobody's turn", over).await;
