@@ -277,12 +277,15 @@ pub fn keep(
         ClaimState::Deleting { shown: true } => Some(claim.finish(ClaimEnd::Released)),
         ClaimState::Deleting { shown: false } => Some(end(ClaimEnd::Released)),
         // A take of this claim that nobody was told of: it has another.
-        ClaimState::Granted {
-            slot: number,
-            token,
-            ..
-        } if number != lock.number || grant.as_ref().is_some_and(|g| g.token.get() != token) => {
+        ClaimState::Granted { slot: number, .. } if number != lock.number => {
             Some(end(ClaimEnd::Unused))
+        }
+        // The grant that it is shown with was of this slot, and is over, or its token was altered by hand: the claim is
+        // shown as over first.
+        ClaimState::Granted { token, .. }
+            if grant.as_ref().is_some_and(|g| g.token.get() != token) =>
+        {
+            Some(wait(None))
         }
         _ => Some(match &grant {
             Some(grant) => keep_grant(slot, claim, grant, identity, now, wall),

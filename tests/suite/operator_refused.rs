@@ -49,6 +49,11 @@ async fn a_pod_that_can_not_be_read_stops_only_who_needs_it() {
     refuses(|proxy| proxy.always("get", "pods", Fault::Refuse(403))).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_can_not_be_read_is_served_all_the_same() {
+    refuses(|proxy| proxy.always_of("get", "lockclaims", "b", Fault::Refuse(403))).await;
+}
+
 /// `a` waits for a Pod that is not there; `b`, behind it, is served.
 async fn refuses(fault: impl FnOnce(&Proxy)) {
     let bench = Bench::new().await;

@@ -362,6 +362,16 @@ fn a_lease_whose_claim_is_gone_is_given_back_once_a_read_says_so() {
         },
     );
     assert_eq!(end_of(ask(Holder::InView(&elsewhere))).1, EndKind::Released);
+    // Of the same slot, with another token: that grant is over, and its claim is shown as over first.
+    let earlier = claim(
+        Wish::Fixed { seconds: 600 },
+        ClaimState::Granted {
+            slot: 0,
+            token: 1,
+            seconds: Some(600),
+        },
+    );
+    assert_eq!(ask(Holder::InView(&earlier)), Some(wait(None)));
 }
 
 #[test]
