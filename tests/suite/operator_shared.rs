@@ -118,21 +118,33 @@ async fn a_hold_outlives_a_withdrawal_of_consent_and_is_shown_again() {
             let shown = |slot: &leasehold::api::SlotStatus| {
                 slot.holder_identity == before.spec.holder && slot.hold.is_some()
             };
-            condition(lock, names::CONDITION_READY).0 == "True" && lock.slot_status(0).is_some_and(shown)
+            condition(lock, names::CONDITION_READY).0 == "True"
+                && lock.slot_status(0).is_some_and(shown)
         };
         place.lock_is("nightly", "the hold is shown", holds).await;
         let label = |value| json!({"metadata": {"labels": {names::LABEL_SHARED_WITH: value}}});
         place.edit_lease("elector", &label(None)).await;
-        place.lock_is("nightly", "it has no consent", stalled(names::REASON_NOT_SHARED)).await;
+        place
+            .lock_is(
+                "nightly",
+                "it has no consent",
+                stalled(names::REASON_NOT_SHARED),
+            )
+            .await;
         place.edit_lease("elector", &label(Some("nightly"))).await;
-        place.lock_is("nightly", "the hold is shown again", holds).await;
+        place
+            .lock_is("nightly", "the hold is shown again", holds)
+            .await;
         assert_eq!(place.lease("elector").await.record.spec, before.spec);
         let claim = place.claim_in("seat", ClaimPhase::Granted).await;
         assert_eq!(token(&claim), token(&granted));
         place.delete_claim("seat").await;
         let lock = place.lock_is("nightly", "it is free", is_free).await;
         let history = lock.status.expect("a status").history;
-        let told: Vec<_> = history.iter().map(|end| (end.reason, end.fencing_token)).collect();
+        let told: Vec<_> = history
+            .iter()
+            .map(|end| (end.reason, end.fencing_token))
+            .collect();
         let own = granted.status.expect("a status").fencing_token;
         assert_eq!(told, [(EndReason::Released, own)]);
     })

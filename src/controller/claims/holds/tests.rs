@@ -298,7 +298,8 @@ fn the_end_of_another_slot_with_the_same_token_is_not_taken_for_its_own() {
     let mut shown = granted_status();
     shown["slot"] = json!(1);
     let claim = seat(&fixed(), &shown);
-    let other = json!([{"slot": 0, "holderIdentity": "x/1", "fencingToken": 7, "reason": "Expired"}]);
+    let other =
+        json!([{"slot": 0, "holderIdentity": "x/1", "fencingToken": 7, "reason": "Expired"}]);
     let lock = lock(&entry(7, "", 15), &other);
     for (slots, phase) in [
         (
