@@ -477,7 +477,7 @@ impl Election {
         }
         let beat = tokio::time::sleep(pause);
         tokio::pin!(beat);
-        let changed = async {
+        let next_sight = async {
             match changes {
                 Some(watch) => watch.next().await,
                 None => std::future::pending().await,
@@ -486,7 +486,7 @@ impl Election {
         let sight = tokio::select! {
             () = &mut beat => return,
             _ = stop.wait_for(|stop| *stop) => return,
-            sight = changed => sight,
+            sight = next_sight => sight,
         };
         if matches!(sight, Sight::Forbidden) {
             *changes = None;
