@@ -1,14 +1,17 @@
-// Command controlplane is etcd, kube-apiserver, kube-controller-manager and kubectl in one program, chosen by
+// Command controlplane is etcd, the servers of Kubernetes (those of a node too) and kubectl in one program, chosen by
 // the name it is called by (a symlink) or by its first argument.
 //
-// One program instead of four because they share most of their packages: it builds in half the time and takes a
+// One program instead of many because they share most of their packages: it builds in half the time and takes a
 // third of the room. It exists so that tests run against the real servers without a container engine.
 package main
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -20,6 +23,9 @@ import (
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 // programs maps a name to what runs under it. Each ends the process itself or returns its exit code, and finds its
@@ -31,6 +37,9 @@ var programs = map[string]func() int{
 	},
 	"kube-apiserver":          run(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": run(controllermanager.NewControllerManagerCommand),
+	"kube-proxy":              run(proxy.NewProxyCommand),
+	"kube-scheduler":          run(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
+	"kubelet":                 run(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 	"kubectl": func() int {
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err)
@@ -52,7 +61,7 @@ func main() {
 	}
 	program, ok := programs[name]
 	if !ok {
-		fmt.Fprintf(os.Stderr, "controlplane: %q is none of etcd, kube-apiserver, kube-controller-manager, kubectl\n", name)
+		fmt.Fprintf(os.Stderr, "controlplane: %q is none of %v\n", name, slices.Sorted(maps.Keys(programs)))
 		os.Exit(2)
 	}
 	os.Exit(program())

@@ -5,8 +5,11 @@
 //   - Killed itself, even by SIGKILL, the kernel ends its programs (PR_SET_PDEATHSIG).
 //   - While it lives it holds a lock on the folder's file "lock", so that no process id is ever taken on trust.
 //
+// With a node in the spec, programs that say "inside" run in namespaces of their own: see namespaces.go.
+//
 // It writes "ready" or "failed: why" to standard output, and one line in answer to each line it reads: "start NAME",
-// "stop NAME", "ready" (answered when all probes succeed again), "detach". The state of its programs is in state.json at all times.
+// "stop NAME", "ready" (answered when all probes succeed again), "forward LISTEN TO" (opens a door out of a node), "detach". The state
+// of its programs is in state.json at all times.
 package main
 
 import (
@@ -22,6 +25,8 @@ import (
 // Spec is what is asked for; Rust's xtask::supervisor writes it.
 type Spec struct {
 	Programs []Program `json:"programs"`
+	// Node, if any, is what programs run inside of that say so.
+	Node *NodeSpec `json:"node"`
 	// Ready are the probes that must have succeeded, each once, before "ready" is said.
 	Ready []Probe `json:"ready"`
 	// TLS holds the files used by probes of URLs.
@@ -38,8 +43,10 @@ type Program struct {
 	Path string   `json:"path"`
 	Args []string `json:"args"`
 	Env  []string `json:"env"`
-	// After is a probe that must succeed before the program is started.
-	After *Probe `json:"after"`
+	// Inside says that it runs in the node's namespaces.
+	Inside bool `json:"inside"`
+	// After are the probes that must succeed before the program is started.
+	After []Probe `json:"after"`
 	// UID and GID are set where the program must not run as the supervisor's user.
 	UID *uint32 `json:"uid"`
 	GID *uint32 `json:"gid"`
@@ -59,6 +66,10 @@ func (p Program) endSignal() syscall.Signal {
 func init() { runtime.LockOSThread() }
 
 func main() {
+	if len(os.Args) == 4 && os.Args[1] == initName {
+		fmt.Fprintln(os.Stderr, initMain(os.Args[2], os.Args[3]))
+		os.Exit(1)
+	}
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "usage: supervise FOLDER")
 		os.Exit(2)

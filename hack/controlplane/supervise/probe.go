@@ -5,15 +5,20 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 )
 
 // probeEvery is short: on two cores a cluster is ready in three to four seconds, and people wait for it.
 const probeEvery = 50 * time.Millisecond
 
-// Probe succeeds when a GET of URL answers 200, or when File contains Contains.
+// largestAnswer is more than any object has that is probed for.
+const largestAnswer = 1 << 20
+
+// Probe succeeds when a GET of URL answers 200 with Contains in it, or when File contains that.
 type Probe struct {
 	URL      string `json:"url"`
 	File     string `json:"file"`
@@ -22,7 +27,7 @@ type Probe struct {
 
 func (p Probe) String() string {
 	if p.URL != "" {
-		return p.URL
+		return strings.TrimSpace(p.URL + " " + p.Contains)
 	}
 	return fmt.Sprintf("%q in %s", p.Contains, p.File)
 }
@@ -68,8 +73,9 @@ func (p *prober) ok(probe Probe) bool {
 	if err != nil {
 		return false
 	}
-	response.Body.Close()
-	return response.StatusCode == http.StatusOK
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, largestAnswer))
+	return err == nil && response.StatusCode == http.StatusOK && bytes.Contains(body, []byte(probe.Contains))
 }
 
 // until sends on the channel once the probe has succeeded.
@@ -84,4 +90,11 @@ func (p *prober) until(probe Probe, done <-chan struct{}, succeeded func()) {
 		}
 	}
 	succeeded()
+}
+
+// untilAll returns once each probe has succeeded, one after the other, or when it is done.
+func (p *prober) untilAll(probes []Probe, done <-chan struct{}) {
+	for _, probe := range probes {
+		p.until(probe, done, func() {})
+	}
 }

@@ -32,6 +32,7 @@ type supervisor struct {
 	folder   string
 	spec     Spec
 	prober   *prober
+	node     *namespaces
 	detached bool
 	ready    bool
 	state    string
@@ -146,9 +147,16 @@ func (s *supervisor) answerWhenReady() {
 }
 
 func (s *supervisor) command(verb, name string) (int, error) {
-	if verb == "detach" {
+	switch verb {
+	case "detach":
 		s.detached = true
 		return os.Getpid(), nil
+	case "forward":
+		if s.node == nil {
+			return 0, fmt.Errorf("there is no node to open a door of")
+		}
+		listen, to, _ := strings.Cut(name, " ")
+		return os.Getpid(), openForward(s.node.network(), Forward{Listen: listen, To: to, Outward: true})
 	}
 	var program *Program
 	for i := range s.spec.Programs {
@@ -177,27 +185,31 @@ func (s *supervisor) command(verb, name string) (int, error) {
 		}
 		return s.running[name].cmd.Process.Pid, nil
 	}
-	return 0, fmt.Errorf("%q is no command: start NAME, stop NAME, ready, detach", verb)
+	return 0, fmt.Errorf("%q is no command: start NAME, stop NAME, ready, forward LISTEN TO, detach", verb)
 }
 
 // startAll starts each program once what it comes after is there, and says "ready" when every probe has succeeded.
 func (s *supervisor) startAll() error {
 	s.writeState("starting")
+	if s.spec.Node != nil {
+		if err := s.startNode(*s.spec.Node); err != nil {
+			return err
+		}
+	}
 	for _, program := range s.spec.Programs {
-		if program.After == nil {
+		if len(program.After) == 0 {
 			if err := s.start(program); err != nil {
 				return err
 			}
 			continue
 		}
-		go s.prober.until(*program.After, s.done, func() {
+		go func() {
+			s.prober.untilAll(program.After, s.done)
 			s.post(func() error { return s.start(program) })
-		})
+		}()
 	}
 	go func() {
-		for _, probe := range s.spec.Ready {
-			s.prober.until(probe, s.done, func() {})
-		}
+		s.prober.untilAll(s.spec.Ready, s.done)
 		s.post(func() error {
 			s.ready = true
 			s.writeState("ready")
@@ -205,6 +217,26 @@ func (s *supervisor) startAll() error {
 			return nil
 		})
 	}()
+	return nil
+}
+
+// startNode makes the node's namespaces and the doors to them. Their end ends all.
+func (s *supervisor) startNode(spec NodeSpec) error {
+	node, err := newNamespaces(s.folder, spec)
+	if err != nil {
+		return err
+	}
+	s.node = node
+	s.writeState("")
+	go func() {
+		<-node.ended
+		s.post(func() error { return fmt.Errorf("%s ended, and the node with it", initName) })
+	}()
+	for _, forward := range spec.Forwards {
+		if err := openForward(node.network(), forward); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -219,12 +251,22 @@ func (s *supervisor) start(program Program) error {
 	cmd.Dir = s.folder
 	cmd.Env = append(os.Environ(), program.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: program.endSignal()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if !program.Inside {
+		// Those inside end with the first process there, and can't see that we are their parent: Go would take us for
+		// dead.
+		cmd.SysProcAttr.Pdeathsig = program.endSignal()
+	}
 	if program.UID != nil && program.GID != nil {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: *program.UID, Gid: *program.GID}
 		cmd.Dir = "/"
 	}
-	if err := cmd.Start(); err != nil {
+	if program.Inside {
+		err = s.node.enter(cmd.Start)
+	} else {
+		err = cmd.Start()
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", program.Name, err)
 	}
 	r := &running{cmd: cmd, ended: make(chan struct{})}
@@ -288,6 +330,9 @@ func (s *supervisor) endAll() {
 			s.end(program, r)
 		}
 	}
+	if s.node != nil {
+		s.node.end()
+	}
 }
 
 // state is what state.json holds.
@@ -305,6 +350,9 @@ func (s *supervisor) writeState(text string) {
 	now := state{State: s.state, PID: os.Getpid(), PIDs: map[string]int{}}
 	for name, r := range s.running {
 		now.PIDs[name] = r.cmd.Process.Pid
+	}
+	if s.node != nil {
+		now.PIDs[initName] = s.node.init.Process.Pid
 	}
 	data, err := json.MarshalIndent(now, "", "  ")
 	if err != nil {

@@ -2,7 +2,8 @@
 //!
 //! Guarantee: a [`Cluster`] has ports, certificates and data of its own, is ready when [`Cluster::start`] returns (the
 //! default service account is there), and ends with its owner in whatever way that ends. Nothing in it answers without
-//! a certificate or a token. Deliberately absent: nodes; a Pod stays pending.
+//! a certificate or a token. It has no nodes, and Pods stay pending, unless [`Options::node`] asks for one: see
+//! [`crate::node`].
 
 use std::env;
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cache;
 use crate::controlplane::Programs;
 use crate::folder::{self, OwnedFolder};
+use crate::node::{self, Node};
 use crate::pki::{self, Authority, Subject};
 use crate::ports;
 use crate::supervisor::{Probe, Program, Spec, State, Supervisor};
@@ -36,6 +38,14 @@ pub enum Component {
     ApiServer,
     /// kube-controller-manager.
     ControllerManager,
+    /// kube-scheduler, of a cluster with a node.
+    Scheduler,
+    /// The node's containerd.
+    Containerd,
+    /// The node's kubelet.
+    Kubelet,
+    /// The node's kube-proxy.
+    Proxy,
 }
 
 impl Component {
@@ -46,6 +56,10 @@ impl Component {
             Self::Etcd => "etcd",
             Self::ApiServer => "kube-apiserver",
             Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Containerd => "containerd",
+            Self::Kubelet => "kubelet",
+            Self::Proxy => "kube-proxy",
         }
     }
 }
@@ -53,6 +67,8 @@ impl Component {
 /// What a cluster is to be like; the default suits tests.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// Whether it has a node, on which Pods run. That needs root.
+    pub node: bool,
     /// Whether etcd waits for its disk. Needed only where something is measured.
     pub fsync: bool,
     /// Added to the arguments of kube-apiserver.
@@ -76,7 +92,10 @@ impl Cluster {
     /// Starts one that ends when it is dropped, or when this process ends. The programs are built first if need be.
     pub fn start(options: &Options) -> Result<Self> {
         let programs = Programs::ensure()?;
-        ports::until_bound(|| {
+        if options.node {
+            node::ensure_installed()?;
+        }
+        let cluster = ports::until_bound(|| {
             let folder = OwnedFolder::new(&run_folder()?, "cluster", 0o700)?;
             let dir = folder.path().to_path_buf();
             let (supervisor, endpoint) = start_in(&dir, &programs, "leasehold", options, true)?;
@@ -87,7 +106,11 @@ impl Cluster {
                 programs: programs.dir().to_path_buf(),
                 endpoint,
             })
-        })
+        })?;
+        if options.node {
+            cluster.load_pause()?;
+        }
+        Ok(cluster)
     }
 
     /// The running cluster of a folder; it lives on when this is dropped.
@@ -234,7 +257,7 @@ impl Cluster {
         kill_process(pid, signal).with_context(|| format!("can't signal {}", component.name()))
     }
 
-    fn supervisor(&self) -> Result<MutexGuard<'_, Supervisor>> {
+    pub(crate) fn supervisor(&self) -> Result<MutexGuard<'_, Supervisor>> {
         let supervisor = self
             .supervisor
             .as_ref()
@@ -265,9 +288,12 @@ pub(crate) fn start_in(
         etcd,
         peer,
         api,
+        node: options
+            .node
+            .then(|| Node::new(dir, format!("https://127.0.0.1:{api}"))),
     };
     layout.write_certificates()?;
-    let spec = layout.spec(programs, options, owned);
+    let spec = layout.spec(programs, options, owned)?;
     let supervisor =
         Supervisor::start(programs, dir, &spec).context("the control plane did not start")?;
     pki::write_private(
@@ -285,6 +311,7 @@ struct Layout<'a> {
     etcd: u16,
     peer: u16,
     api: u16,
+    node: Option<Node<'a>>,
 }
 
 impl Layout<'_> {
@@ -310,6 +337,7 @@ impl Layout<'_> {
         let names = [
             "localhost",
             "127.0.0.1",
+            node::ADDRESS,
             "10.96.0.1",
             "kubernetes",
             "kubernetes.default",
@@ -338,18 +366,22 @@ impl Layout<'_> {
             "controller-manager",
             &manager,
         )?;
-        pki::write_signing_key(self.dir, "service-account")
+        pki::write_signing_key(self.dir, "service-account")?;
+        match &self.node {
+            Some(node) => node.write(self.name, &api),
+            None => Ok(()),
+        }
     }
 
-    fn spec(&self, programs: &Programs, options: &Options, owned: bool) -> Spec {
-        let program =
-            |component: Component, args: Vec<String>, after_url: Option<String>| Program {
-                name: component.name(),
-                path: programs.path(component.name()),
-                args,
-                after_url,
-                ..Program::default()
-            };
+    fn spec(&self, programs: &Programs, options: &Options, owned: bool) -> Result<Spec> {
+        let program = |component: Component, args: Vec<String>, after: Vec<Probe>| Program {
+            name: component.name(),
+            path: programs.path(component.name()),
+            args,
+            after,
+            inside: self.node.is_some(),
+            ..Program::default()
+        };
         let readyz = format!("{}/readyz", self.endpoint());
         let account = format!(
             "{}/api/v1/namespaces/default/serviceaccounts/default",
@@ -360,26 +392,38 @@ impl Layout<'_> {
             etcd.push("--unsafe-no-fsync".to_owned());
         }
         etcd.extend(options.etcd_args.iter().cloned());
-        let mut api = self.api_args();
+        let (mut api, mut manager) = (self.api_args(), self.manager_args());
+        let mut servers = vec![Probe::Url(readyz.clone()), Probe::Url(account)];
+        let mut more = Vec::new();
+        if let Some(node) = &self.node {
+            // Of a flag that is given twice the last one counts.
+            api.extend(node.api_args());
+            manager.extend(Node::manager_args());
+            more = node.programs(programs)?;
+            servers.push(node.ready());
+        }
         api.extend(options.apiserver_args.iter().cloned());
-        Spec {
-            programs: vec![
-                program(Component::Etcd, etcd, None),
-                program(Component::ApiServer, api, None),
-                program(
-                    Component::ControllerManager,
-                    self.manager_args(),
-                    Some(readyz.clone()),
-                ),
-            ],
-            ready: vec![Probe::Url(readyz), Probe::Url(account)],
+        let mut started = vec![
+            program(Component::Etcd, etcd, vec![]),
+            program(Component::ApiServer, api, vec![]),
+            program(
+                Component::ControllerManager,
+                manager,
+                vec![Probe::Url(readyz)],
+            ),
+        ];
+        started.extend(more);
+        Ok(Spec {
+            node: self.node.as_ref().map(|node| node.spec(self.api)),
+            programs: started,
+            ready: servers,
             tls: Some([
                 self.file("ca.crt"),
                 self.file("admin.crt"),
                 self.file("admin.key"),
             ]),
             remove_folder: owned,
-        }
+        })
     }
 
     fn etcd_args(&self) -> Vec<String> {
@@ -418,7 +462,15 @@ impl Layout<'_> {
             format!("--tls-private-key-file={}", self.file("apiserver.key")),
             format!("--client-ca-file={}", self.file("ca.crt")),
             "--anonymous-auth=false".to_owned(),
-            "--authorization-mode=RBAC".to_owned(),
+            // Lists are added to one another, unlike other flags that are given twice.
+            format!(
+                "--authorization-mode={}",
+                if self.node.is_some() {
+                    "Node,RBAC"
+                } else {
+                    "RBAC"
+                }
+            ),
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
             format!(
                 "--service-account-key-file={}",

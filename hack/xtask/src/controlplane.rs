@@ -14,12 +14,17 @@ use crate::golang::Go;
 use crate::progress::Progress;
 
 /// The programs that `controlplane` is, by the name it is called by.
-const NAMES: [&str; 4] = [
+const NAMES: [&str; 7] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
     "kubectl",
+    "kubelet",
 ];
+/// What is built: that program, the supervisor of all, and what the node's pause image holds.
+const PACKAGES: [&str; 3] = [".", "./supervise", "./pause"];
 /// Raise this when the build changes in a way that the files of `hack/controlplane` don't show.
 const RECIPE: &str = "1";
 
@@ -36,7 +41,7 @@ impl Programs {
         &self.dir
     }
 
-    /// A program in it: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kubectl` or `supervise`.
+    /// A program in it: a server of Kubernetes, `etcd`, `kubectl`, `supervise` or `pause`.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
@@ -86,7 +91,7 @@ fn build(source: &Path, dir: &Path) -> Result<()> {
 
     progress.tell("listing packages");
     let packages = run(
-        command(&["list", "-deps", ".", "./supervise"]),
+        command(&[&["list", "-deps"], PACKAGES.as_slice()].concat()),
         &mut progress,
         |_, line| Some(line.to_owned()),
     )?;
@@ -98,7 +103,7 @@ fn build(source: &Path, dir: &Path) -> Result<()> {
         "-ldflags",
         &link_flags(&version),
     ]);
-    go_build.arg("-o").arg(&fresh).args([".", "./supervise"]);
+    go_build.arg("-o").arg(&fresh).args(PACKAGES);
     run(go_build, &mut progress, |is_error, line| {
         if is_error && line.starts_with("go: downloading") {
             return Some(line.trim_start_matches("go: ").to_owned());

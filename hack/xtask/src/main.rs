@@ -16,7 +16,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// A real control plane on loopback
+    /// A real control plane on loopback, with a real node if asked for
     #[command(subcommand)]
     Cluster(cmd::cluster::Args),
     /// Run all tests against a control plane of their own

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 
+use crate::apt;
 use crate::controlplane::Programs;
 use crate::folder::OwnedFolder;
 use crate::pki::write_private;
@@ -45,8 +46,12 @@ impl Postgres {
 
     /// Starts one that ends when it is dropped, or when this process ends.
     pub fn start() -> Result<Self> {
-        let bin = find_programs()
-            .with_context(|| format!("PostgreSQL's server is not installed: {}", install_hint()))?;
+        let bin = find_programs().with_context(|| {
+            format!(
+                "PostgreSQL's server is not installed: {}",
+                apt::hint(&[PACKAGE])
+            )
+        })?;
         let programs = Programs::ensure()?;
         let user = user_to_run_as()?;
         ports::until_bound(|| Self::start_once(&bin, &programs, user))
@@ -109,6 +114,7 @@ impl Postgres {
             ..Program::default()
         };
         let spec = Spec {
+            node: None,
             programs: vec![program],
             // The eighth line of that file says how it is, and others are paths and numbers.
             ready: vec![Probe::File(data.join("postmaster.pid"), "\nready")],
@@ -162,48 +168,10 @@ pub fn ensure_installed() -> Result<()> {
     if find_programs().is_some() {
         return Ok(());
     }
-    if !geteuid().is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!(
-            "PostgreSQL's server is needed and not installed: {}",
-            install_hint()
-        );
-    }
-    let mut progress = crate::progress::Progress::start("Installing PostgreSQL (apt-get)");
-    for args in [
-        vec!["update"],
-        vec!["install", "--yes", "--no-install-recommends", PACKAGE],
-    ] {
-        progress.tell(args[0]);
-        let mut command = Command::new("apt-get");
-        // A server of the system's own is not wanted: the package would start one.
-        command
-            .arg("--quiet")
-            .args(&args)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .env("RUNLEVEL", "1")
-            .stdin(Stdio::null());
-        let output = command.output().context("can't run apt-get")?;
-        if !output.status.success() {
-            progress.give_up();
-            bail!(
-                "`apt-get {}` failed: {}",
-                args.join(" "),
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-    }
-    progress.done("");
+    apt::install("PostgreSQL's server", &[PACKAGE])?;
     find_programs()
         .map(drop)
         .with_context(|| format!("the package {PACKAGE} brought no server"))
-}
-
-fn install_hint() -> String {
-    if Path::new("/usr/bin/apt-get").exists() {
-        format!("install it with `apt-get install {PACKAGE}` (as root)")
-    } else {
-        "install its packages so that `initdb` and `postgres` are in PATH".to_owned()
-    }
 }
 
 /// The folder with `initdb` and `postgres`: that of the newest of Debian's versions, or one in PATH.

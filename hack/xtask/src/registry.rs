@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cluster::{self, Cluster, Options};
 use crate::controlplane::Programs;
 use crate::folder::{self, SUPERVISOR_LOCK};
+use crate::node;
 use crate::ports;
 use crate::supervisor::State;
 
@@ -54,22 +55,33 @@ pub fn parse_name(name: &str) -> Result<String, String> {
 }
 
 /// Starts the cluster, unless it is up, and returns whether it did.
-pub fn up(name: &str) -> Result<(Cluster, bool)> {
+pub fn up(name: &str, options: &Options) -> Result<(Cluster, bool)> {
     let programs = Programs::ensure()?;
+    if options.node {
+        node::ensure_installed()?;
+    }
     let dir = path(name)?;
     let _one_at_a_time = folder::lock(&name_lock(&dir))?;
     if runs(&dir) {
-        return Ok((Cluster::attach(&dir)?, false));
+        let cluster = Cluster::attach(&dir)?;
+        if options.node && !cluster.has_node() {
+            bail!("cluster {name:?} is up without a node: take it down first");
+        }
+        return Ok((cluster, false));
     }
     let (supervisor, _) = ports::until_bound(|| {
         if dir.exists() {
             fs::remove_dir_all(&dir)?;
         }
         DirBuilder::new().mode(0o700).create(&dir)?;
-        cluster::start_in(&dir, &programs, name, &Options::default(), false)
+        cluster::start_in(&dir, &programs, name, options, false)
     })?;
+    let cluster = Cluster::attach(&dir)?;
+    if options.node {
+        cluster.load_pause()?;
+    }
     supervisor.detach()?;
-    Ok((Cluster::attach(&dir)?, true))
+    Ok((cluster, true))
 }
 
 /// Ends the cluster and removes its folder.

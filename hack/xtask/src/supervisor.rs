@@ -28,8 +28,10 @@ pub struct Program {
     pub args: Vec<String>,
     /// Added to its environment, as `NAME=value`.
     pub env: Vec<String>,
-    /// It is started when a GET of this URL answers 200.
-    pub after_url: Option<String>,
+    /// It is started when all of these have succeeded.
+    pub after: Vec<Probe>,
+    /// Whether it runs in the namespaces of [`Spec::node`].
+    pub inside: bool,
     /// The user and group it runs as, where not ours.
     pub user: Option<(u32, u32)>,
     /// The signal that ends it; 0 for SIGKILL.
@@ -41,13 +43,29 @@ pub struct Program {
 pub enum Probe {
     /// A GET of it answers 200.
     Url(String),
+    /// A GET of it answers 200, with the text in it.
+    Answer(String, &'static str),
     /// The file has the text in it.
     File(std::path::PathBuf, &'static str),
+}
+
+/// Namespaces in which programs run that must leave nothing on the machine, and have it not see them: mounts, network
+/// and processes.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    /// The address in there, as CIDR.
+    pub address: String,
+    /// The name of the cgroup directories.
+    pub cgroup: String,
+    /// Doors into the network, each from a port on loopback to the same port on loopback inside.
+    pub ports: Vec<u16>,
 }
 
 /// What a supervisor is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
+    /// Where programs run that say `inside`.
+    pub node: Option<NodeSpec>,
     /// The programs, in the order of their starting.
     pub programs: Vec<Program>,
     /// All of these must have succeeded once.
@@ -63,11 +81,23 @@ impl Spec {
         let programs: Vec<_> = self.programs.iter().map(Program::json).collect();
         let [ca, cert, key] = self.tls.clone().unwrap_or_default();
         json!({
+            "node": self.node.as_ref().map(NodeSpec::json),
             "programs": programs,
             "ready": self.ready.iter().map(Probe::json).collect::<Vec<_>>(),
             "tls": { "ca": ca, "cert": cert, "key": key },
             "timeoutSeconds": 60,
             "removeFolder": self.remove_folder,
+        })
+    }
+}
+
+impl NodeSpec {
+    fn json(&self) -> Value {
+        let door = |port| json!({ "listen": format!("127.0.0.1:{port}"), "to": format!("127.0.0.1:{port}") });
+        json!({
+            "address": self.address,
+            "cgroup": self.cgroup,
+            "forwards": self.ports.iter().map(door).collect::<Vec<_>>(),
         })
     }
 }
@@ -79,7 +109,8 @@ impl Program {
             "path": self.path.to_string_lossy(),
             "args": self.args,
             "env": self.env,
-            "after": self.after_url.clone().map(|url| Probe::Url(url).json()),
+            "after": self.after.iter().map(Probe::json).collect::<Vec<_>>(),
+            "inside": self.inside,
             "uid": self.user.map(|user| user.0),
             "gid": self.user.map(|user| user.1),
             "endSignal": self.end_signal,
@@ -91,6 +122,7 @@ impl Probe {
     fn json(&self) -> Value {
         match self {
             Self::Url(url) => json!({ "url": url }),
+            Self::Answer(url, text) => json!({ "url": url, "contains": text }),
             Self::File(file, text) => json!({ "file": file.to_string_lossy(), "contains": text }),
         }
     }

@@ -1,98 +1,26 @@
 //! Real servers: they come up side by side, and none is left behind however their owner or supervisor ends.
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use xtask::cluster::{Cluster, Component, Options};
 use xtask::postgres::Postgres;
 use xtask::registry::has_ended;
 use xtask::supervisor::State;
 
+use support::{Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, kill_9, xtask};
+
 /// Says to [`owner`] that it is the process to be killed, not a test.
 const OWNER: &str = "XTASK_TEST_OWNER";
-/// Killed processes are gone in milliseconds; this is for a machine that is busy elsewhere.
-const SOON: Duration = Duration::from_secs(10);
-
-fn kill_9(pid: u32) {
-    let status = Command::new("kill")
-        .args(["-9", &pid.to_string()])
-        .status()
-        .unwrap();
-    assert!(status.success(), "kill -9 {pid}");
-}
-
-fn assert_ended_soon(pids: impl IntoIterator<Item = u32>) {
-    let started = Instant::now();
-    for pid in pids {
-        while !has_ended(pid) {
-            assert!(started.elapsed() < SOON, "process {pid} is left behind");
-            thread::yield_now();
-        }
-    }
-}
-
-fn assert_removed_soon(dir: &Path) {
-    let started = Instant::now();
-    while dir.exists() {
-        assert!(started.elapsed() < SOON, "{} is left behind", dir.display());
-        thread::yield_now();
-    }
-}
-
-fn all_pids(dir: &Path) -> Vec<u32> {
-    let state = State::read(dir).unwrap();
-    assert_eq!(state.text, "ready");
-    state.pids.into_values().chain([state.pid]).collect()
-}
-
-fn xtask(args: &[&str]) -> process::Output {
-    Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-/// A cluster by name, taken down whatever the test does.
-struct Named(String);
-
-impl Named {
-    fn new(what: &str) -> Self {
-        Self(format!("test-{what}-{}", process::id()))
-    }
-
-    fn run(&self, verb: &str) -> process::Output {
-        xtask(&["cluster", verb, "--name", &self.0])
-    }
-
-    /// From what `env` prints.
-    fn dir(&self) -> PathBuf {
-        let output = self.run("env");
-        let text = String::from_utf8(output.stdout).unwrap();
-        let kubeconfig = text
-            .lines()
-            .find_map(|line| line.strip_prefix("export KUBECONFIG='"))
-            .unwrap();
-        Path::new(kubeconfig.trim_end_matches('\''))
-            .parent()
-            .unwrap()
-            .to_path_buf()
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        let _ = self.run("down");
-    }
-}
-
 #[test]
 fn kill_9_of_the_supervisor_leaves_no_process() {
     let cluster = Named::new("kill");

@@ -1,9 +1,11 @@
 //! `cargo xtask ci`: everything a change must pass.
 
+use std::fs;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
+use xtask::apt;
 use xtask::golang::Go;
 use xtask::progress::elapsed;
 
@@ -37,6 +39,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     });
     step(&mut total, "library", library);
     step(&mut total, "go", go);
+    step(&mut total, "shell", shell);
     step(&mut total, "gen", || generate::check().map(|()| one()));
     step(&mut total, "test", || run_tests(args.long, &[], true));
     println!("{} passed, {} failed", total.passed, total.failed);
@@ -97,7 +100,7 @@ fn library() -> Result<Outcome> {
 fn go() -> Result<Outcome> {
     let dir = xtask::repository().join("hack/controlplane");
     let go = Go::find()?;
-    let ours = [".", "./supervise"];
+    let ours = [".", "./pause", "./supervise"];
     let unformatted = output(
         go.command()
             .arg("fmt")
@@ -119,10 +122,30 @@ fn go() -> Result<Outcome> {
     }
     output(
         go.command()
-            .args(["vet", "./supervise"])
+            .args(["vet", "./pause", "./supervise"])
             .env("CGO_ENABLED", "0")
             .current_dir(&dir),
     )?;
+    Ok(one())
+}
+
+/// The scripts that can't be run on a machine without an engine.
+fn shell() -> Result<Outcome> {
+    let Some(shellcheck) = apt::find("shellcheck") else {
+        println!("shellcheck is not installed: the scripts of hack/kind are not checked");
+        return Ok(Outcome::default());
+    };
+    let mut command = Command::new(shellcheck);
+    command.arg("--external-sources");
+    for entry in fs::read_dir(xtask::repository().join("hack/kind"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "sh") {
+            command.arg(path);
+        }
+    }
+    let output = command.output()?;
+    let words = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "mend the scripts:\n{words}");
     Ok(one())
 }
 

@@ -1,55 +1,130 @@
-//! `cargo xtask cluster up|down|env|list`.
+//! `cargo xtask cluster up|down|env|list|image|load`.
 
-use std::path::Path;
-use std::process::ExitCode;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Subcommand;
-use xtask::cluster::Cluster;
+use xtask::cluster::{Cluster, Options};
+use xtask::node::image::{self, Stage};
 use xtask::progress::elapsed;
 use xtask::registry::{self, DEFAULT_NAME, parse_name};
+use xtask::sbom;
 
 #[derive(Subcommand)]
 pub(crate) enum Args {
     /// Start a cluster that stays up; the first time its programs are built, which takes minutes
-    Up(Name),
+    Up {
+        #[command(flatten)]
+        which: Which,
+        /// With a node, on which Pods run (needs root; packages it lacks are installed)
+        #[arg(long)]
+        node: bool,
+    },
     /// End a cluster and delete its data
-    Down(Name),
+    Down(Which),
     /// Print what a shell needs to use a cluster: eval "$(cargo xtask cluster env)"
-    Env(Name),
-    /// List the clusters
+    Env(Which),
+    /// List the clusters that are up on this machine without an engine
     List,
+    /// Build the product's image from the Dockerfile, with Docker or buildah, and print its archive and its bill of
+    /// materials
+    Image {
+        /// Run the Dockerfile's first stage too, which fetches a toolchain, instead of building with the cargo at hand
+        #[arg(long)]
+        whole: bool,
+    },
+    /// Give the node of a cluster an image, since it can pull none
+    Load {
+        #[command(flatten)]
+        which: Which,
+        /// The image's archive, of OCI's or of Docker's form
+        archive: PathBuf,
+    },
 }
 
 #[derive(clap::Args)]
-pub(crate) struct Name {
+pub(crate) struct Which {
     /// Which cluster
     #[arg(long, default_value = DEFAULT_NAME, value_parser = parse_name)]
     name: String,
+    /// What runs it
+    #[arg(long, value_enum, default_value_t = Provider::Local)]
+    provider: Provider,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Provider {
+    /// Programs of this machine, built from source
+    Local,
+    /// kind, in containers of Docker or Podman: always with a node
+    Kind,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match args {
-        Args::Up(Name { name }) => up(name)?,
-        Args::Down(Name { name }) => {
+        Args::Up { which, .. } if which.is_kind() => return which.kind("up", &[]),
+        Args::Down(which) if which.is_kind() => return which.kind("down", &[]),
+        Args::Env(which) if which.is_kind() => return which.kind("env", &[]),
+        Args::Load { which, archive } if which.is_kind() => {
+            return which.kind("load", &[archive.as_os_str()]);
+        }
+        Args::Up { which, node } => up(&which.name, *node)?,
+        Args::Down(Which { name, .. }) => {
             registry::down(name)?;
             eprintln!("Cluster {name:?} is down.");
         }
-        Args::Env(Name { name }) => {
+        Args::Env(which) => {
             let helm = xtask::helm::ensure()?;
-            print!("{}", exports(&registry::find(name)?, &helm));
+            print!("{}", exports(&registry::find(&which.name)?, &helm));
         }
         Args::List => list()?,
+        Args::Image { whole } => {
+            let stage = if *whole { Stage::Own } else { Stage::Replaced };
+            let archive = image::product(stage)?;
+            let bill = archive.with_extension("cdx.json");
+            fs::write(&bill, format!("{:#}\n", sbom::document(image::FEATURES)?))?;
+            println!("{}\n{}", archive.display(), bill.display());
+        }
+        Args::Load { which, archive } => {
+            for name in registry::find(&which.name)?.load(archive)? {
+                println!("{name}");
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn up(name: &str) -> Result<()> {
+impl Which {
+    fn is_kind(&self) -> bool {
+        self.provider == Provider::Kind
+    }
+
+    /// Runs a script of `hack/kind`.
+    fn kind(&self, verb: &str, more: &[&OsStr]) -> Result<ExitCode> {
+        let script = xtask::repository().join(format!("hack/kind/{verb}.sh"));
+        let status = Command::new(&script)
+            .arg(&self.name)
+            .args(more)
+            .status()
+            .with_context(|| format!("can't run {}", script.display()))?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        Ok(ExitCode::from(code.unwrap_or(1)))
+    }
+}
+
+fn up(name: &str, node: bool) -> Result<()> {
     xtask::controlplane::Programs::ensure()?;
     xtask::helm::ensure()?;
     let started = Instant::now();
-    let (cluster, fresh) = registry::up(name)?;
+    let options = Options {
+        node,
+        ..Options::default()
+    };
+    let (cluster, fresh) = registry::up(name, &options)?;
     let option = if name == DEFAULT_NAME {
         String::new()
     } else {

@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::process::Command;
 
 pub(crate) mod ci;
 pub(crate) mod cluster;
@@ -10,24 +9,7 @@ pub(crate) mod demo;
 pub(crate) mod generate;
 pub(crate) mod test;
 
-/// A cargo command at the root of the repository: the cargo that runs us, if one does.
-pub(crate) fn cargo(args: &[&str]) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.args(args).current_dir(xtask::repository());
-    // The cargo that runs us describes our package there. The build script of ring begins anew when it sees these
-    // change, and most of what we build stands on ring: chores and plain cargo would undo each other's work.
-    for (name, _) in env::vars_os() {
-        let ours = name.to_str().is_some_and(is_of_our_package);
-        if ours {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-fn is_of_our_package(variable: &str) -> bool {
-    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
-}
+pub(crate) use xtask::cargo::cargo;
 
 /// What follows the chore's name on the command line, word for word: clap would keep a `--` that is meant for others.
 pub(crate) fn words_after(chore: &str) -> Vec<OsString> {

@@ -6,6 +6,7 @@ use std::process::{ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 use xtask::cluster::{Cluster, Options};
+use xtask::node::image;
 use xtask::postgres;
 use xtask::progress::Progress;
 
@@ -41,6 +42,10 @@ pub(crate) fn run_tests(long: bool, rest: &[OsString], count: bool) -> Result<Ou
     postgres::ensure_installed()?;
     xtask::controlplane::Programs::ensure()?;
     xtask::helm::ensure()?;
+    if rest.is_empty() {
+        // Here people see why it takes minutes; within the tests of the node nobody would.
+        image::program()?;
+    }
     let mut command = super::cargo(&["test", "--workspace", "--all-features"]);
     if count {
         command.arg("--no-fail-fast").stdout(Stdio::piped());

@@ -1,0 +1,92 @@
+//! What the tests of servers and of the node share.
+
+// Each test program uses some of it.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xtask::registry::has_ended;
+use xtask::supervisor::State;
+
+/// Killed processes are gone in milliseconds; this is for a machine that is busy elsewhere.
+pub const SOON: Duration = Duration::from_secs(10);
+
+pub fn kill_9(pid: u32) {
+    let status = Command::new("kill")
+        .args(["-9", &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success(), "kill -9 {pid}");
+}
+
+pub fn assert_ended_soon(pids: impl IntoIterator<Item = u32>) {
+    let started = Instant::now();
+    for pid in pids {
+        while !has_ended(pid) {
+            assert!(started.elapsed() < SOON, "process {pid} is left behind");
+            thread::yield_now();
+        }
+    }
+}
+
+pub fn assert_removed_soon(dir: &Path) {
+    let started = Instant::now();
+    while dir.exists() {
+        assert!(started.elapsed() < SOON, "{} is left behind", dir.display());
+        thread::yield_now();
+    }
+}
+
+pub fn all_pids(dir: &Path) -> Vec<u32> {
+    let state = State::read(dir).unwrap();
+    assert_eq!(state.text, "ready");
+    state.pids.into_values().chain([state.pid]).collect()
+}
+
+pub fn xtask(args: &[&str]) -> process::Output {
+    Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// A cluster by name, taken down whatever the test does.
+pub struct Named(pub String);
+
+impl Named {
+    pub fn new(what: &str) -> Self {
+        Self(format!("test-{what}-{}", process::id()))
+    }
+
+    pub fn run(&self, verb: &str) -> process::Output {
+        self.run_with(verb, &[])
+    }
+
+    pub fn run_with(&self, verb: &str, more: &[&str]) -> process::Output {
+        xtask(&[&["cluster", verb, "--name", &self.0], more].concat())
+    }
+
+    /// From what `env` prints.
+    pub fn dir(&self) -> PathBuf {
+        let output = self.run("env");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let kubeconfig = text
+            .lines()
+            .find_map(|line| line.strip_prefix("export KUBECONFIG='"))
+            .unwrap();
+        Path::new(kubeconfig.trim_end_matches('\''))
+            .parent()
+            .unwrap()
+            .to_path_buf()
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = self.run("down");
+    }
+}
