@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 
-# The program, linked statically (musl), so that the second stage needs nothing but it.
+# The program, linked statically (musl), so that the second stage needs nothing but it. `cargo xtask cluster image`
+# replaces this stage with a folder that holds the program, by `--build-context build=FOLDER`.
 FROM rust:1.92-alpine AS build
 # For the C parts of ring, the TLS provider.
 RUN apk add --no-cache musl-dev

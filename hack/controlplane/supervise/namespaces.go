@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -44,7 +45,7 @@ type namespaces struct {
 }
 
 // newNamespaces starts the first process in new ones, and waits until it has set them up. Main goroutine only.
-func newNamespaces(folder string, spec NodeSpec) (*namespaces, error) {
+func newNamespaces(folder string, spec NodeSpec) (made *namespaces, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -73,10 +74,18 @@ func newNamespaces(folder string, spec NodeSpec) (*namespaces, error) {
 		return nil, fmt.Errorf("init: can't make namespaces: %w", err)
 	}
 	n := &namespaces{init: cmd, cgroup: spec.Cgroup, ended: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			n.end()
+		}
+	}()
+	go func() {
+		_ = cmd.Wait()
+		close(n.ended)
+	}()
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	if strings.TrimSpace(line) != "ready" {
-		n.end()
-		return nil, fmt.Errorf("init ended while starting")
+		return nil, fmt.Errorf("%s ended while starting", initName)
 	}
 	for _, kind := range kinds {
 		for path, files := range map[string]*[]*os.File{
@@ -85,7 +94,6 @@ func newNamespaces(folder string, spec NodeSpec) (*namespaces, error) {
 		} {
 			file, err := os.Open(path)
 			if err != nil {
-				n.end()
 				return nil, err
 			}
 			*files = append(*files, file)
@@ -93,24 +101,18 @@ func newNamespaces(folder string, spec NodeSpec) (*namespaces, error) {
 	}
 	// Else the thread can't enter a mount namespace: its root and working directory are shared with others.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		n.end()
 		return nil, fmt.Errorf("unshare: %w", err)
 	}
-	go func() {
-		_ = cmd.Wait()
-		close(n.ended)
-	}()
 	return n, nil
 }
 
 // enter runs do with the main thread inside, so that what it starts is born there: our process keeps the id by which
 // the whole machine knows it, and remains our child. Main goroutine only.
 func (n *namespaces) enter(do func() error) error {
-	defer setns(n.ours)
 	if err := setns(n.inside); err != nil {
-		return err
+		return errors.Join(err, setns(n.ours))
 	}
-	return do()
+	return errors.Join(do(), setns(n.ours))
 }
 
 func setns(files []*os.File) error {
@@ -128,11 +130,7 @@ func (n *namespaces) network() network { return network{n.inside[1]} }
 // end ends all processes inside, and removes the cgroups, which nobody else does.
 func (n *namespaces) end() {
 	_ = n.init.Process.Kill()
-	if len(n.inside) == len(kinds) {
-		<-n.ended
-	} else {
-		_ = n.init.Wait()
-	}
+	<-n.ended
 	removeCgroups(n.cgroup)
 }
 
