@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -127,13 +127,7 @@ fn pods_reach_services_the_api_server_and_what_a_test_lets_them() {
     cluster.let_pods_reach(port).unwrap();
     let answers = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut request = [0; 1];
-        stream.read_exact(&mut request).unwrap();
-        stream
-            .write_all(b"HTTP/1.0 200 OK\r\nContent-Length: 8\r\n\r\nmachine\n")
-            .unwrap();
-        // Until the other side has all and closes.
-        let _ = stream.read_to_end(&mut Vec::new());
+        stream.write_all(b"machine\n").unwrap();
     });
 
     let serve =
@@ -158,8 +152,9 @@ fn pods_reach_services_the_api_server_and_what_a_test_lets_them() {
 
     // The service's rules come a moment after its Pod is ready, hence the second try and those after it.
     let ask = format!(
-        "until wget -q -T 5 -O - http://10.96.0.80/; do :; done; wget -q -O - http://{address}:{port}/; \
-         nc -z $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT && echo api",
+        "until printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc 10.96.0.80 80 | grep service; do :; done; \
+         nc {address} {port} </dev/null; \
+         nc $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT </dev/null && echo api",
         address = node::ADDRESS
     );
     apply(
@@ -297,7 +292,9 @@ fn kill_9_of_the_supervisor_leaves_at_most_cgroups_and_the_next_node_removes_tho
 #[test]
 fn kill_9_of_the_first_process_inside_ends_all_and_leaves_no_cgroup() {
     let cluster = node();
-    let traces = Traces::of(&cluster);
+    let mut traces = Traces::of(&cluster);
+    // The supervisor waits for us to read the logs.
+    traces.pids.remove(&State::read(cluster.dir()).unwrap().pid);
     kill_9(cluster.node_pid().unwrap());
     traces.assert_no_process_and_no_mount();
     traces.assert_no_cgroup();

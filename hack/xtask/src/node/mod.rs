@@ -57,7 +57,7 @@ const CNI_FOLDERS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cn
 /// The names under which it is in [`BUSYBOX`].
 const TOOLS: [&str; 22] = [
     "cat", "date", "echo", "env", "false", "grep", "httpd", "id", "kill", "ls", "mkdir", "mv",
-    "nc", "ps", "rm", "sed", "sh", "sleep", "test", "touch", "true", "wget",
+    "nc", "printf", "ps", "rm", "sed", "sh", "sleep", "test", "touch", "true",
 ];
 const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The first process in the namespaces, as the supervisor calls it.
@@ -304,7 +304,7 @@ impl Cluster {
             .collect())
     }
 
-    /// Gives the node [`BUSYBOX`], whose containers run `sh`, `wget` and the like.
+    /// Gives the node [`BUSYBOX`], whose containers run `sh`, `nc` and the like.
     pub fn load_busybox(&self) -> Result<()> {
         let program = fs::read(busybox().context("there is no busybox: install busybox-static")?)?;
         let links: Vec<_> = TOOLS.iter().map(|tool| format!("bin/{tool}")).collect();
