@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 
+use crate::cache;
+use crate::folder;
 use crate::progress::Progress;
 
 /// Where the system's programs are, also those that a user's `PATH` leaves out.
@@ -27,10 +29,15 @@ fn may_install() -> bool {
     geteuid().is_root() && Path::new("/usr/bin/apt-get").exists()
 }
 
-/// Installs packages for `what`, without starting any server of theirs.
-pub fn install(what: &str, packages: &[&str]) -> Result<()> {
+/// Installs packages for `what`, unless it is there by now, without starting any server of theirs.
+pub fn install(what: &str, packages: &[&str], is_there: impl Fn() -> bool) -> Result<()> {
     if !may_install() {
         bail!("{what} is needed and not installed: {}", hint(packages));
+    }
+    // Tests start side by side, and apt does not wait for another apt.
+    let _one_at_a_time = folder::lock(&cache::root()?.join("apt.lock"))?;
+    if is_there() {
+        return Ok(());
     }
     let mut progress = Progress::start(format!("Installing {what} (apt-get)"));
     let install = ["install", "--yes", "--no-install-recommends"]
@@ -41,7 +48,7 @@ pub fn install(what: &str, packages: &[&str]) -> Result<()> {
     for args in [vec!["update"], install] {
         progress.tell(args[0]);
         let output = Command::new("apt-get")
-            .arg("--quiet")
+            .args(["--quiet", "--option=DPkg::Lock::Timeout=300"])
             .args(&args)
             .env("DEBIAN_FRONTEND", "noninteractive")
             // A server of the system's own is not wanted: packages would start theirs.

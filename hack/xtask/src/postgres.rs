@@ -168,7 +168,9 @@ pub fn ensure_installed() -> Result<()> {
     if find_programs().is_some() {
         return Ok(());
     }
-    apt::install("PostgreSQL's server", &[PACKAGE])?;
+    apt::install("PostgreSQL's server", &[PACKAGE], || {
+        find_programs().is_some()
+    })?;
     find_programs()
         .map(drop)
         .with_context(|| format!("the package {PACKAGE} brought no server"))

@@ -6,7 +6,7 @@ use std::process::{ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 use xtask::cluster::{Cluster, Options};
-use xtask::node::image;
+use xtask::node::{self, image};
 use xtask::postgres;
 use xtask::progress::Progress;
 
@@ -45,6 +45,9 @@ pub(crate) fn run_tests(long: bool, rest: &[OsString], count: bool) -> Result<Ou
     if rest.is_empty() {
         // Here people see why it takes minutes; within the tests of the node nobody would.
         image::program()?;
+        if let Err(error) = node::ensure_installed() {
+            eprintln!("The tests of the node will fail: {error:#}");
+        }
     }
     let mut command = super::cargo(&["test", "--workspace", "--all-features"]);
     if count {

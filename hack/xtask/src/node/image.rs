@@ -122,7 +122,8 @@ impl Builder {
             }
         }
         if apt::find(PACKAGE).is_none() {
-            apt::install("buildah (there is no Docker that answers)", &[PACKAGE])?;
+            let what = "buildah (there is no Docker that answers)";
+            apt::install(what, &[PACKAGE], || apt::find(PACKAGE).is_some())?;
         }
         let buildah = apt::find(PACKAGE).context("the package buildah brought no program")?;
         Ok(Self::Buildah(buildah, dir.join("storage")))

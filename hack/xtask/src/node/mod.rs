@@ -74,7 +74,7 @@ pub fn ensure_installed() -> Result<()> {
         "a node needs cgroup v1, which this machine does not have: use `--provider kind`"
     );
     if missing().is_some() {
-        apt::install("what a node needs", &PACKAGES)?;
+        apt::install("what a node needs", &PACKAGES, || missing().is_none())?;
     }
     match missing() {
         Some(what) => bail!("the packages {} brought no {what}", PACKAGES.join(", ")),
