@@ -9,14 +9,15 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::cargo::cargo;
+use crate::node::image;
 
 /// The package whose program it is about.
 const PACKAGE: &str = "leasehold";
 
-/// The document for the program that is built with `features`.
+/// The document for the program that is built with `features` for a machine like this one.
 pub fn document(features: &str) -> Result<Value> {
     let output = cargo(&["metadata", "--locked", "--format-version=1", "--features"])
-        .arg(features)
+        .args([features, "--filter-platform", &image::host()?])
         .output()
         .context("can't run cargo")?;
     if !output.status.success() {

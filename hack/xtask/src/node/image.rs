@@ -90,7 +90,7 @@ fn target_dir() -> PathBuf {
 }
 
 /// The triple that `rustc` builds for without being told.
-fn host() -> Result<String> {
+pub(crate) fn host() -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or("rustc".into());
     let output = Command::new(rustc)
         .arg("-vV")
