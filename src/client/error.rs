@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::acquire::WaitReport;
 use super::guards::Lost;
 use crate::api::names::MAX_PRIORITY;
-use crate::engine::TermsError;
+use crate::engine::{LossReason, TermsError};
 use crate::lease::StoreError;
 
 /// Why there is no connection to a server.
@@ -145,6 +145,30 @@ pub enum AcquireAllError {
     /// The runtime ended under it.
     #[error("the runtime shut down while the locks were being acquired")]
     ShutDown,
+}
+
+/// Why a grant was not resumed. It may not be used any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// It was lost meanwhile, or could not be renewed before its deadline.
+    #[error("the grant of lock {lock:?} was lost before it could be resumed ({})", .reason.as_str())]
+    Lost {
+        /// The lock.
+        lock: String,
+        /// Why.
+        reason: LossReason,
+    },
+    /// What was kept of it can't be read.
+    #[error("what was kept of the grant cannot be read: {0:?} is no grant of this version")]
+    Unreadable(String),
+    /// It is another lock's.
+    #[error("the grant that was kept is of lock {found:?}, not of lock {asked:?}")]
+    OtherLock {
+        /// The lock that was asked for.
+        asked: String,
+        /// The lock of the grant.
+        found: String,
+    },
 }
 
 /// Why a release was not confirmed. The lease ends by itself.

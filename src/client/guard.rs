@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::error::ReleaseError;
-use super::renew::boot_moment;
+use super::renew::{boot_instant, boot_moment};
 use crate::api::FencingToken;
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{LossReason, Moment};
@@ -45,6 +45,26 @@ pub(crate) struct Facts {
     pub(crate) slot: i32,
     pub(crate) identity: String,
     pub(crate) token: FencingToken,
+    pub(crate) granted: Moment,
+    /// The grant as its annotation tells it.
+    pub(crate) grant: String,
+}
+
+/// A grant, as much of it as its holder needs to go on with it after a restart: see [`Acquire::resume`].
+///
+/// [`Acquire::resume`]: super::Acquire::resume
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Resumable {
+    /// The lock.
+    pub lock: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The slot.
+    pub slot: i32,
+    /// The grant: the text of the annotation `leasehold.dev/grant`.
+    pub grant: String,
+    /// The moment before the take was sent, from which `maxHoldSeconds` counts.
+    pub granted: BootInstant,
 }
 
 /// A lock that is held. Dropped, it is released in the background; [`Guard::release`] tells how that went.
@@ -87,6 +107,19 @@ impl Guard {
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.facts.identity
+    }
+
+    /// What the same holder needs to go on with this grant after a restart of its process, before its deadline and on
+    /// the same boot of the machine.
+    #[must_use]
+    pub fn resumable(&self) -> Resumable {
+        Resumable {
+            lock: self.facts.lock.clone(),
+            namespace: self.facts.namespace.clone(),
+            slot: self.facts.slot,
+            grant: self.facts.grant.clone(),
+            granted: boot_instant(self.facts.granted),
+        }
     }
 
     /// Until when the grant may be used without another renewal; `None` once it is lost.
@@ -187,6 +220,8 @@ mod tests {
             slot: 0,
             identity: "pod-3/9b2e".to_owned(),
             token: FencingToken::new(42).expect("a token"),
+            granted: boot_moment(clock.boot()),
+            grant: String::new(),
         };
         let guard = Guard {
             facts,

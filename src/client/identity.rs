@@ -16,7 +16,8 @@ pub fn own_pod() -> Option<PodRef> {
 }
 
 /// The same, and the namespace that it is in.
-pub(crate) fn own_pod_and_namespace() -> Option<(PodRef, String)> {
+#[must_use]
+pub fn own_pod_and_namespace() -> Option<(PodRef, String)> {
     pod_of_token(&std::fs::read_to_string(TOKEN_FILE).ok()?)
 }
 

@@ -9,44 +9,101 @@ use kube::core::DeserializeGuard;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::Locks;
 use super::calls::CALL_LIMIT;
 use super::error::ReleaseError;
-use super::guard::{Deadlines, Released, State, sleep_until};
-use super::renew::{Renewer, Round};
+use super::guard::{Deadlines, Facts, Guard, Released, State, sleep_until};
+use super::renew::{Renewer, Round, boot_instant};
 use super::watch::{LeaseWatch, Sight};
 use crate::api::DistributedLock;
-use crate::clock::{BootInstant, Clock};
+use crate::clock::Clock;
 use crate::engine::{Held, LockView, LossReason, Moment, hold_end};
 use crate::lease::view::lock_view;
 
 type Answer = oneshot::Sender<Result<Released, ReleaseError>>;
 
 /// Everything that keeping a grant needs.
-pub(crate) struct Keep {
-    pub(crate) held: Held,
+struct Keep {
+    held: Held,
     /// The moment before the take was sent, from which `maxHoldSeconds` counts.
+    granted: Moment,
+    renewer: Renewer,
+    lock: LockView,
+    slot: i32,
+    locks: Api<AnyLock>,
+    watch: LeaseWatch,
+    state: watch::Sender<State>,
+    release: oneshot::Receiver<Answer>,
+    /// The deletion of the claim that led to the grant: over before the lock is given back, so that the claim is not
+    /// named again.
+    leaving: Option<JoinHandle<()>>,
+    clock: Arc<dyn Clock>,
+}
+
+/// A grant that was had a moment ago, and what keeping it needs.
+pub(crate) struct Had {
+    pub(crate) held: Held,
     pub(crate) granted: Moment,
     pub(crate) renewer: Renewer,
     pub(crate) lock: LockView,
     pub(crate) slot: i32,
-    pub(crate) locks: Api<AnyLock>,
     pub(crate) watch: LeaseWatch,
-    pub(crate) state: watch::Sender<State>,
-    pub(crate) release: oneshot::Receiver<Answer>,
-    /// The deletion of the claim that led to the grant: over before the lock is given back, so that the claim is not
-    /// named again.
     pub(crate) leaving: Option<JoinHandle<()>>,
-    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Had {
+    /// Begins to keep it, in a task of its own: the guard.
+    pub(crate) fn keep(self, locks: &Locks) -> Guard {
+        let Self {
+            mut held,
+            granted,
+            renewer,
+            lock,
+            slot,
+            watch,
+            leaving,
+        } = self;
+        let facts = Facts {
+            lock: lock.name.clone(),
+            namespace: locks.namespace.clone(),
+            slot,
+            identity: held.grant().holder.clone(),
+            token: held.grant().token,
+            granted,
+            grant: held.grant().to_string(),
+        };
+        held.end_hold_at(hold_end(&lock, granted));
+        let begun = State::Held(deadlines(&held), held.reason_at_deadline(None));
+        let (tell, state) = watch::channel(begun);
+        let (release, asked) = oneshot::channel();
+        let keep = Keep {
+            held,
+            granted,
+            renewer,
+            lock,
+            slot,
+            locks: Api::namespaced(locks.client.clone(), &locks.namespace),
+            watch,
+            state: tell,
+            release: asked,
+            leaving,
+            clock: Arc::clone(&locks.clock),
+        };
+        tokio::spawn(keep.run());
+        Guard {
+            facts,
+            state,
+            release,
+            clock: Arc::clone(&locks.clock),
+        }
+    }
 }
 
 /// Until when a grant may be used, for a guard.
-pub(crate) fn deadlines(held: &Held) -> Deadlines {
-    let instant = |moment: Moment| {
-        BootInstant::from_nanos(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX))
-    };
+fn deadlines(held: &Held) -> Deadlines {
     Deadlines {
-        renew: instant(held.renew_deadline()),
-        work: instant(held.work_deadline()),
+        renew: boot_instant(held.renew_deadline()),
+        work: boot_instant(held.work_deadline()),
     }
 }
 
@@ -58,7 +115,7 @@ fn tell(state: &watch::Sender<State>, held: &Held, trouble: Option<LossReason>) 
 
 impl Keep {
     /// Keeps the grant until it is lost or given back.
-    pub(crate) async fn run(mut self) {
+    async fn run(mut self) {
         let mut renew_at = self.held.renew_at(rand::random());
         let mut watching = true;
         let mut beat = self

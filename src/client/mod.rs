@@ -49,6 +49,7 @@ mod guards;
 pub mod identity;
 mod keep;
 pub mod renew;
+mod resume;
 mod several;
 pub(crate) mod watch;
 
@@ -56,8 +57,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use acquire::{Acquiring, Progress, WaitReport};
-pub use error::{AcquireAllError, AcquireError, ConnectError, ReleaseError};
-pub use guard::{Deadlines, Guard, Released};
+pub use error::{AcquireAllError, AcquireError, ConnectError, ReleaseError, ResumeError};
+pub use guard::{Deadlines, Guard, Released, Resumable};
 pub use guards::{Guards, Lost, OneReleased};
 pub use several::{AcquireAll, AcquiringAll, all};
 

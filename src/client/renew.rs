@@ -20,6 +20,12 @@ pub fn boot_moment(instant: BootInstant) -> Moment {
     Duration::from_nanos(instant.as_nanos())
 }
 
+/// The same, as others take it.
+#[must_use]
+pub fn boot_instant(moment: Moment) -> BootInstant {
+    BootInstant::from_nanos(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// How one round of renewing ended.
 #[derive(Debug)]
 pub enum Round {

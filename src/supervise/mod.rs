@@ -53,6 +53,7 @@
 mod command;
 mod guardian;
 mod keeper;
+mod neighbours;
 mod plan;
 mod signals;
 mod timer;
@@ -71,6 +72,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use command::{ResolveError, resolve_command};
+pub use neighbours::{Mark, Neighbours, NotShared};
 pub use rustix::process::Signal;
 use rustix::process::WaitStatus;
 pub use signals::{Signals, exit_code_for_signal};

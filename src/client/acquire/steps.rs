@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Ending, Seeker, Step};
 use crate::client::calls::{CALL_LIMIT, backoff};
 use crate::client::claims::ClaimStore;
 use crate::client::error::AcquireError;
-use crate::client::guard::{Facts, Guard, State};
+use crate::client::guard::Guard;
 use crate::client::identity::{identity, random_uid};
-use crate::client::keep::{Keep, deadlines};
+use crate::client::keep::Had;
 use crate::client::renew::Renewer;
 use crate::client::watch::LeaseWatch;
 use crate::client::{Listener, Progress};
-use crate::engine::{ClaimRef, Held, LockView, PodRef, Seen, Served, Write, hold_end};
+use crate::engine::{ClaimRef, Held, LockView, PodRef, Seen, Served, Write};
 use crate::lease::store::{Access, CLAIMS, LEASES, LOCKS};
 use crate::lease::view::lock_view;
 use crate::lease::{FoundLease, LeaseStore, Put, StoreError};
@@ -200,48 +199,25 @@ impl Seeker {
         Some((renewer.ok()?, self.claimant.lock(slot)?.clone()))
     }
 
-    pub(super) fn guard(&mut self, slot: u32, mut held: Held) -> Result<Guard, AcquireError> {
+    pub(super) fn guard(&mut self, slot: u32, held: Held) -> Result<Guard, AcquireError> {
         let Some((renewer, lock)) = self.renewer(slot) else {
             return Err(AcquireError::Unsettled {
                 lock: self.request.name.clone(),
                 within: self.lease_duration(),
             });
         };
-        let number = i32::try_from(slot).unwrap_or(i32::MAX);
-        let facts = Facts {
-            lock: self.request.name.clone(),
-            namespace: self.request.locks.namespace.clone(),
-            slot: number,
-            identity: held.grant().holder.clone(),
-            token: held.grant().token,
-        };
-        let granted = held.proven();
-        held.end_hold_at(hold_end(&lock, granted));
-        let (state_sender, state) =
-            watch::channel(State::Held(deadlines(&held), held.reason_at_deadline(None)));
-        let (release, release_receiver) = oneshot::channel();
-        let keep = Keep {
+        let had = Had {
+            granted: held.proven(),
             held,
-            granted,
             renewer,
             lock,
-            slot: number,
-            locks: self.locks.clone(),
+            slot: i32::try_from(slot).unwrap_or(i32::MAX),
             watch: self.watches.take(slot).unwrap_or_else(|| {
                 LeaseWatch::new(self.leases.api().clone(), &self.lease_name(slot))
             }),
-            state: state_sender,
-            release: release_receiver,
             leaving: self.leave_queue(),
-            clock: Arc::clone(&self.request.locks.clock),
         };
-        tokio::spawn(keep.run());
-        Ok(Guard {
-            facts,
-            state,
-            release,
-            clock: Arc::clone(&self.request.locks.clock),
-        })
+        Ok(had.keep(&self.request.locks))
     }
 
     /// The claim has been served: it is deleted, then `next` is moved on where the take has not done so. A claim whose

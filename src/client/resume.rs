@@ -1,0 +1,158 @@
+//! Going on with a grant after a restart of the process that had it.
+//!
+//! The grant is proven again by a renewal of one's own, guarded like any other: only its 2xx moves the deadline, and
+//! before it there is no guard. A Lease that shows another grant is left alone, whoever's it is: what was kept names one
+//! grant, by the Lease's uid, the holder and the transition.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::Api;
+
+use super::error::ResumeError;
+use super::guard::{Guard, Resumable};
+use super::keep::{Had, LockRead, read_lock};
+use super::renew::{Renewer, Round, boot_moment};
+use super::watch::LeaseWatch;
+use super::{Acquire, Grace};
+use crate::api::slot_lease_name;
+use crate::clock::BootInstant;
+use crate::engine::{Grant, GrantNote, Held, LeaseRecord, LockView, LossReason, Moment, hold_end};
+use crate::lease::view::lock_view;
+use crate::lease::{LeaseStore, StoreError};
+
+impl Acquire {
+    /// Goes on with a grant that an earlier process of this holder had and did not give back, such as
+    /// [`Guard::resumable`] told and a file kept. Tries until `until`, the renew deadline that the earlier process last
+    /// knew; after it, or on another boot of the machine, the grant is lost, and must not be resumed.
+    ///
+    /// Dropped, it leaves the grant to end by itself.
+    pub async fn resume(&self, kept: &Resumable, until: BootInstant) -> Result<Guard, ResumeError> {
+        if (&kept.lock, &kept.namespace) != (&self.name, &self.locks.namespace) {
+            return Err(ResumeError::OtherLock {
+                asked: self.name.clone(),
+                found: kept.lock.clone(),
+            });
+        }
+        let GrantNote::V1(grant) = GrantNote::parse(Some(&kept.grant)) else {
+            return Err(ResumeError::Unreadable(kept.grant.clone()));
+        };
+        let resuming = Resuming {
+            request: self,
+            slot: kept.slot,
+            granted: boot_moment(kept.granted),
+            until: boot_moment(until),
+            leases: LeaseStore::new(self.locks.client.clone(), &self.locks.namespace),
+            grant,
+        };
+        resuming.run().await.map_err(|reason| ResumeError::Lost {
+            lock: self.name.clone(),
+            reason,
+        })
+    }
+}
+
+struct Resuming<'a> {
+    request: &'a Acquire,
+    slot: i32,
+    granted: Moment,
+    until: Moment,
+    leases: LeaseStore,
+    grant: Grant,
+}
+
+/// What came of one attempt.
+enum Attempt {
+    Had(Box<Had>),
+    /// Nothing yet; why, in case there is no time for another.
+    Again(LossReason),
+    Lost(LossReason),
+}
+
+impl Resuming<'_> {
+    async fn run(&self) -> Result<Guard, LossReason> {
+        let mut trouble = LossReason::Expired;
+        let mut pause = Duration::ZERO;
+        loop {
+            let left = self.left().saturating_sub(pause);
+            if left.is_zero() {
+                return Err(trouble);
+            }
+            tokio::time::sleep(pause).await;
+            // A renewal that is cut off here is settled by the next look, or nobody cares any more.
+            let attempt = tokio::time::timeout(left, self.attempt()).await;
+            match attempt.unwrap_or(Attempt::Again(LossReason::Unreachable)) {
+                Attempt::Had(had) => return Ok(had.keep(&self.request.locks)),
+                Attempt::Lost(reason) => return Err(reason),
+                Attempt::Again(reason) => trouble = reason,
+            }
+            pause = Duration::from_millis(200);
+        }
+    }
+
+    fn left(&self) -> Duration {
+        let now = boot_moment(self.request.locks.clock.boot());
+        self.until.saturating_sub(now)
+    }
+
+    async fn attempt(&self) -> Attempt {
+        let locks = &self.request.locks;
+        let api = Api::namespaced(locks.client.clone(), &locks.namespace);
+        let lock = match read_lock(api, self.request.name.clone()).await {
+            LockRead::Gone => return Attempt::Lost(LossReason::Deleted),
+            LockRead::NoAnswer => return Attempt::Again(LossReason::Unreachable),
+            LockRead::Found(lock) => match lock.0 {
+                Ok(lock) => lock,
+                Err(_) => return Attempt::Again(LossReason::Unreachable),
+            },
+        };
+        let name = slot_lease_name(&lock.lease_name(), self.slot.unsigned_abs());
+        let lock = lock_view(&lock, self.slot, false);
+        if lock
+            .min_token
+            .is_some_and(|floor| self.grant.token.get() < floor)
+        {
+            return Attempt::Lost(LossReason::Revoked);
+        }
+        let found = match self.leases.get(&name, self.left()).await {
+            Ok(Some(found)) if found.record.uid == self.grant.uid => found,
+            Ok(_) => return Attempt::Lost(LossReason::Deleted),
+            Err(StoreError::Forbidden { .. }) => return Attempt::Again(LossReason::Forbidden),
+            Err(_) => return Attempt::Again(LossReason::Unreachable),
+        };
+        let mut held = self.held(&lock, &found.record);
+        if let Err(reason) = held.reread(Some(&found.record), Some(&lock)) {
+            return Attempt::Lost(reason);
+        }
+        let (line, clock) = (Arc::clone(&locks.lifeline), Arc::clone(&locks.clock));
+        let Ok(mut renewer) = Renewer::new(line, &locks.namespace, &name, found, clock) else {
+            return Attempt::Again(LossReason::Unreachable);
+        };
+        match renewer.renew(&mut held, &lock, |_| ()).await {
+            Round::Renewed => Attempt::Had(Box::new(Had {
+                held,
+                granted: self.granted,
+                renewer,
+                lock,
+                slot: self.slot,
+                watch: LeaseWatch::new(self.leases.api().clone(), &name),
+                leaving: None,
+            })),
+            Round::Again => Attempt::Again(LossReason::Unreachable),
+            Round::Failed(reason, _) => Attempt::Again(reason),
+            Round::Lost(reason) => Attempt::Lost(reason),
+        }
+    }
+
+    /// The grant as the earlier process left it: lost at `until`, unless a renewal is answered before.
+    fn held(&self, lock: &LockView, record: &LeaseRecord) -> Held {
+        let grace = match self.request.kill_grace {
+            Grace::UpTo(grace) | Grace::Exactly(grace) => grace,
+        };
+        let held = |proven| Held::new(self.grant.clone(), record.clone(), proven, grace);
+        let lasts = held(Duration::ZERO).renew_deadline();
+        let mut held = held(self.until.saturating_sub(lasts));
+        held.end_hold_at(hold_end(lock, self.granted));
+        held
+    }
+}
