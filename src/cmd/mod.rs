@@ -13,7 +13,9 @@ use k8s_openapi::jiff::SignedDuration;
 mod crd;
 pub mod guard;
 mod operator;
+mod probe;
 mod run;
+mod sidecar;
 
 /// Distributed locks for Kubernetes that hold, and fence.
 #[derive(clap::Parser)]
@@ -33,6 +35,8 @@ enum Command {
     Crd(crd::Args),
     Operator(operator::Args),
     Run(run::Args),
+    Sidecar(sidecar::Args),
+    Probe(probe::Args),
 }
 
 impl Cli {
@@ -42,6 +46,8 @@ impl Cli {
             Command::Crd(args) => crd::run(&args),
             Command::Operator(args) => operator::run(args),
             Command::Run(args) => run::run(args),
+            Command::Sidecar(args) => sidecar::run(args),
+            Command::Probe(args) => probe::run(&args),
         }
     }
 }

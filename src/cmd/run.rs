@@ -17,16 +17,16 @@ use self::health::Health;
 use self::held::Held;
 use super::{init_tracing, parse_address, parse_duration, say};
 
-mod asking;
-mod facts;
+pub(super) mod asking;
+pub(super) mod facts;
 mod health;
 mod held;
 mod verdict;
 
 /// Unreachable, refused, or no such lock.
-const EXIT_UNAVAILABLE: u8 = 69;
+pub(super) const EXIT_UNAVAILABLE: u8 = 69;
 /// The command line is wrong, or its times do not fit the lock's.
-const EXIT_USAGE: u8 = 2;
+pub(super) const EXIT_USAGE: u8 = 2;
 /// Where Kubernetes looks for a container's last words.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
@@ -106,17 +106,17 @@ pub struct Args {
 }
 
 /// What the process ends with: a code, and last words for the container's status.
-struct End {
-    code: u8,
-    reason: String,
+pub(super) struct End {
+    pub(super) code: u8,
+    pub(super) reason: String,
     /// The lock that it is about; without one, all that were asked for.
-    lock: Option<String>,
-    token: Value,
-    holder: Option<String>,
+    pub(super) lock: Option<String>,
+    pub(super) token: Value,
+    pub(super) holder: Option<String>,
 }
 
 impl End {
-    fn new(code: u8, reason: &str) -> Self {
+    pub(super) fn new(code: u8, reason: &str) -> Self {
         Self {
             code,
             reason: reason.to_owned(),
@@ -237,7 +237,7 @@ async fn hold_and_run(args: Args, program: PathBuf, supervisor: Supervisor) -> E
 }
 
 /// `{reason, lock, token, holder}` where Kubernetes shows it, if it does.
-fn leave_last_words(locks: &str, end: &End) {
+pub(super) fn leave_last_words(locks: &str, end: &End) {
     let lock = end.lock.as_deref().unwrap_or(locks);
     let words =
         json!({"reason": end.reason, "lock": lock, "token": end.token, "holder": end.holder});

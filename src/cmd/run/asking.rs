@@ -16,7 +16,7 @@ use super::{Args, EXIT_UNAVAILABLE, EXIT_USAGE, End};
 use crate::cmd::say;
 
 /// What the command gets between TERM and KILL, where a fifth of the lease is not less.
-const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(10);
+pub(in crate::cmd) const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(10);
 /// What to do where the definitions are missing.
 const NOT_INSTALLED: &str = "the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)";
 
@@ -45,7 +45,8 @@ pub(super) async fn ending_signal(signals: &mut Signals) -> Signal {
     }
 }
 
-async fn connect(namespace: Option<&str>) -> Result<Locks, ConnectError> {
+/// Connects to the server that the environment names.
+pub(in crate::cmd) async fn connect(namespace: Option<&str>) -> Result<Locks, ConnectError> {
     let config = kube::Config::infer()
         .await
         .map_err(|error| ConnectError::Config(chain(&error)))?;
@@ -105,7 +106,8 @@ fn begin(args: &Args, locks: &Locks) -> AcquiringAll {
     }
 }
 
-fn report(progress: &Progress) {
+/// Says how a wait goes on.
+pub(in crate::cmd) fn report(progress: &Progress) {
     match progress {
         Progress::Waiting(report) => say(&format!("waiting for lock {:?}: {report}", report.lock)),
         Progress::NoSuchLock { lock } => say(&format!("waiting for lock {lock:?} to be made")),
@@ -148,16 +150,23 @@ async fn not_acquired(args: &Args, locks: &Locks, error: &AcquireAllError) -> En
         AcquireAllError::Empty => return End::new(EXIT_USAGE, "Empty"),
         AcquireAllError::ShutDown => return End::new(EXIT_UNAVAILABLE, "ShutDown"),
     };
-    not_had(args, locks, lock, error).await
+    not_had(args.busy_exit_code, args.wait_for_lock, locks, lock, error).await
 }
 
-async fn not_had(args: &Args, locks: &Locks, lock: &str, error: &AcquireError) -> End {
+/// Says why a lock was not had. `waits` tells whether it was to wait for the lock to be made.
+pub(in crate::cmd) async fn not_had(
+    busy_code: u8,
+    waits: bool,
+    locks: &Locks,
+    lock: &str,
+    error: &AcquireError,
+) -> End {
     let mut words = error.to_string();
     let (code, reason) = match error {
-        AcquireError::Busy(_) => (args.busy_exit_code, "Busy"),
-        AcquireError::TimedOut(_) => (args.busy_exit_code, "TimedOut"),
-        AcquireError::Rejected { .. } => (args.busy_exit_code, "Rejected"),
-        AcquireError::NoSuchLock { .. } if args.wait_for_lock => {
+        AcquireError::Busy(_) => (busy_code, "Busy"),
+        AcquireError::TimedOut(_) => (busy_code, "TimedOut"),
+        AcquireError::Rejected { .. } => (busy_code, "Rejected"),
+        AcquireError::NoSuchLock { .. } if waits => {
             words.push_str(": nobody made it in time");
             (EXIT_UNAVAILABLE, "NoSuchLock")
         }

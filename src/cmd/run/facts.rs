@@ -1,37 +1,55 @@
 //! What is told of the locks that are held: to the command in its environment, and in the last words.
 
-use leasehold::client::Guards;
+use std::time::Duration;
+
+use leasehold::client::{Guard, Guards};
 use serde_json::{Value, json};
 
 use super::End;
 
 /// What a grant is known by.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
-    pub(super) lock: String,
-    pub(super) namespace: String,
-    pub(super) slot: i32,
-    pub(super) holder: String,
-    pub(super) token: i64,
+pub(in crate::cmd) struct Facts {
+    pub(in crate::cmd) lock: String,
+    pub(in crate::cmd) namespace: String,
+    pub(in crate::cmd) slot: i32,
+    pub(in crate::cmd) holder: String,
+    pub(in crate::cmd) token: i64,
 }
 
 impl Facts {
     /// Of all the locks, in their order.
-    pub(super) fn of(guards: &Guards) -> Vec<Self> {
-        let facts = guards.iter().map(|guard| Self {
+    pub(in crate::cmd) fn of(guards: &Guards) -> Vec<Self> {
+        guards.iter().map(Self::of_one).collect()
+    }
+
+    /// Of one lock.
+    pub(in crate::cmd) fn of_one(guard: &Guard) -> Self {
+        Self {
             lock: guard.lock().to_owned(),
             namespace: guard.namespace().to_owned(),
             slot: guard.slot(),
             holder: guard.identity().to_owned(),
             token: guard.token().get(),
-        });
-        facts.collect()
+        }
+    }
+
+    /// As probes and other containers are told: for how long without another renewal, rounded down.
+    pub(in crate::cmd) fn told(&self, left: Duration) -> Value {
+        json!({
+            "lock": self.lock,
+            "namespace": self.namespace,
+            "slot": self.slot,
+            "holder": self.holder,
+            "token": self.token,
+            "remainingSeconds": (left.as_secs_f64() * 1000.0).floor() / 1000.0,
+        })
     }
 }
 
 /// What the command finds in its environment. With several locks a list in the place of each value: who takes that for
 /// a number is told loudly.
-pub(super) fn environment(facts: &[Facts]) -> Vec<(String, String)> {
+pub(in crate::cmd) fn environment(facts: &[Facts]) -> Vec<(String, String)> {
     let namespace = facts.first().map(|facts| facts.namespace.clone());
     let mut env = vec![
         (
@@ -71,7 +89,12 @@ pub(super) fn environment(facts: &[Facts]) -> Vec<(String, String)> {
 }
 
 /// How the process ends: about one lock, or about all of them.
-pub(super) fn last_words(facts: &[Facts], about: Option<&str>, code: u8, reason: &str) -> End {
+pub(in crate::cmd) fn last_words(
+    facts: &[Facts],
+    about: Option<&str>,
+    code: u8,
+    reason: &str,
+) -> End {
     let facts = match about.and_then(|lock| facts.iter().position(|one| one.lock == lock)) {
         Some(index) => &facts[index..=index],
         None => facts,

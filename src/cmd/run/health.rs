@@ -86,17 +86,9 @@ impl Health {
             let why = format!("lock {:?} was not renewed in time", late.lock);
             return (StatusCode::SERVICE_UNAVAILABLE, json!({"reason": why}));
         }
-        let mut told = held.into_iter().map(|(facts, until)| {
-            let left = until.saturating_duration_since(now);
-            json!({
-                "lock": facts.lock,
-                "namespace": facts.namespace,
-                "slot": facts.slot,
-                "holder": facts.holder,
-                "token": facts.token,
-                "remainingSeconds": (left.as_secs_f64() * 1000.0).floor() / 1000.0,
-            })
-        });
+        let mut told = held
+            .iter()
+            .map(|(facts, until)| facts.told(until.saturating_duration_since(now)));
         let told = match told.len() {
             1 => told.next().unwrap_or_default(),
             _ => told.collect(),

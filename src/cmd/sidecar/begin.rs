@@ -1,0 +1,271 @@
+//! What the sidecar keeps on the volume, and how it begins after a restart (R5): pure.
+//!
+//! One grant for each start of the work. A Pod's volume outlives the sidecar's container and the app's, so what it says
+//! tells a first start from a restart: nothing was taken yet, a grant is to be resumed, or one is over. After one that
+//! is over nothing is taken again, as the app that had it may still run; `leasehold sidecar --new-work`, which
+//! Kubernetes runs as an init container only while no app does, clears the volume.
+
+use leasehold::client::Resumable;
+use leasehold::clock::BootInstant;
+use leasehold::supervise::Mark;
+use serde::{Deserialize, Serialize};
+
+/// The one version of the file that this program knows.
+const VERSION: u32 = 1;
+
+/// Where and when this process runs.
+#[derive(Clone, Debug)]
+pub(super) struct Here {
+    /// The Pod's uid; `None` outside a Pod.
+    pub(super) pod: Option<String>,
+    /// Which boot of the machine.
+    pub(super) boot: Option<String>,
+    pub(super) now: BootInstant,
+}
+
+/// Until when the app may work, and how long it may be left alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Work {
+    /// It has ended by then.
+    pub(super) ends: BootInstant,
+    /// The containers that were there before the app.
+    pub(super) spared: Vec<Mark>,
+}
+
+/// What became of the grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Phase {
+    /// Held, and the app was told or is about to be; until then, unless renewed.
+    Held {
+        grant: Resumable,
+        until: BootInstant,
+    },
+    /// Lost or given back, and why.
+    Over { reason: String },
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct State {
+    version: u32,
+    pod: Option<String>,
+    boot: Option<String>,
+    lock: String,
+    pub(super) work: Work,
+    pub(super) phase: Phase,
+}
+
+impl State {
+    pub(super) fn new(here: &Here, lock: &str, work: Work, phase: Phase) -> Self {
+        Self {
+            version: VERSION,
+            pod: here.pod.clone(),
+            boot: here.boot.clone(),
+            lock: lock.to_owned(),
+            work,
+            phase,
+        }
+    }
+
+    /// Whether it was left on the volume by another Pod, or before the machine was started again: whatever worked then
+    /// has ended.
+    fn is_of_another_life(&self, here: &Here) -> bool {
+        let booted = self.boot.is_some() && here.boot.is_some() && self.boot != here.boot;
+        self.pod != here.pod || booted
+    }
+}
+
+/// How the sidecar begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// Nothing of this Pod has had the lock: take it.
+    Take,
+    /// Prove the grant again before its deadline.
+    Resume {
+        grant: Resumable,
+        until: BootInstant,
+        work: Work,
+    },
+    /// A grant of this Pod is over: nothing is taken.
+    Over { reason: String, work: Work },
+    /// Another lock's sidecar has this folder.
+    OtherLock(String),
+}
+
+/// Decides by the text of the file; `None` where there is none.
+pub(super) fn decide(text: Option<&str>, here: &Here, lock: &str) -> Beginning {
+    let Some(text) = text else {
+        return Beginning::Take;
+    };
+    let known = serde_json::from_str::<State>(text);
+    let Some(state) = known.ok().filter(|state| state.version == VERSION) else {
+        // If it can't tell, it has lost.
+        return Beginning::Over {
+            reason: "StateUnreadable".to_owned(),
+            work: Work {
+                ends: here.now,
+                spared: vec![],
+            },
+        };
+    };
+    if state.is_of_another_life(here) {
+        return Beginning::Take;
+    }
+    if state.lock != lock {
+        return Beginning::OtherLock(state.lock);
+    }
+    let work = state.work;
+    match state.phase {
+        Phase::Held { grant, until } if here.now < until => {
+            Beginning::Resume { grant, until, work }
+        }
+        Phase::Held { .. } => Beginning::Over {
+            reason: "Expired".to_owned(),
+            work,
+        },
+        Phase::Over { reason } => Beginning::Over { reason, work },
+    }
+}
+
+/// Whether new work, before which all earlier work has ended, may go on with what the file says; else it is removed.
+pub(super) fn outlasts_the_work(text: Option<&str>, here: &Here) -> bool {
+    let lock = text
+        .and_then(|text| serde_json::from_str::<State>(text).ok())
+        .map(|state| state.lock);
+    lock.is_some_and(|lock| matches!(decide(text, here, &lock), Beginning::Resume { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNTIL: u64 = 100;
+
+    fn here(now: u64) -> Here {
+        Here {
+            pod: Some("u-3".to_owned()),
+            boot: Some("b-1".to_owned()),
+            now: BootInstant::from_nanos(now),
+        }
+    }
+
+    fn work() -> Work {
+        Work {
+            ends: BootInstant::from_nanos(UNTIL + 20),
+            spared: vec![Mark {
+                pid: 20,
+                started: 7,
+            }],
+        }
+    }
+
+    fn grant() -> Resumable {
+        Resumable {
+            lock: "a".to_owned(),
+            namespace: "team-a".to_owned(),
+            slot: 0,
+            grant: "v1;L1;1;7;Heartbeat;pod-3/u-3;pod-3/9b2e".to_owned(),
+            granted: BootInstant::from_nanos(10),
+        }
+    }
+
+    fn text(phase: Phase) -> String {
+        serde_json::to_string(&State::new(&here(0), "a", work(), phase)).unwrap()
+    }
+
+    fn held() -> String {
+        text(Phase::Held {
+            grant: grant(),
+            until: BootInstant::from_nanos(UNTIL),
+        })
+    }
+
+    #[test]
+    fn a_grant_is_resumed_before_its_deadline_and_over_from_then_on() {
+        assert_eq!(
+            decide(Some(&held()), &here(UNTIL - 1), "a"),
+            Beginning::Resume {
+                grant: grant(),
+                until: BootInstant::from_nanos(UNTIL),
+                work: work(),
+            }
+        );
+        for late in [UNTIL, UNTIL + 1] {
+            let over = decide(Some(&held()), &here(late), "a");
+            assert!(matches!(over, Beginning::Over { reason, .. } if reason == "Expired"));
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_where_a_grant_of_this_pod_is_over_or_cannot_be_read() {
+        let reason = "Revoked".to_owned();
+        let over = text(Phase::Over {
+            reason: reason.clone(),
+        });
+        let work = work();
+        assert_eq!(
+            decide(Some(&over), &here(1), "a"),
+            Beginning::Over { reason, work }
+        );
+        let newer = held().replace("\"version\":1", "\"version\":2");
+        for unreadable in ["", "{}", &held()[..40], &newer] {
+            let begun = decide(Some(unreadable), &here(1), "a");
+            assert!(
+                matches!(&begun, Beginning::Over { reason, .. } if reason == "StateUnreadable"),
+                "{unreadable:?}: {begun:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_new_volume_another_pod_and_another_boot_begin_anew() {
+        let over = text(Phase::Over {
+            reason: "Revoked".to_owned(),
+        });
+        let pod = Here {
+            pod: Some("u-4".to_owned()),
+            ..here(1)
+        };
+        let boot = Here {
+            boot: Some("b-2".to_owned()),
+            ..here(1)
+        };
+        assert_eq!(decide(None, &here(1), "a"), Beginning::Take);
+        for state in [held(), over] {
+            for here in [&pod, &boot] {
+                assert_eq!(decide(Some(&state), here, "a"), Beginning::Take);
+            }
+        }
+        // Where the boot is not known, nothing is concluded from it.
+        let unknown = Here {
+            boot: None,
+            ..here(1)
+        };
+        assert!(matches!(
+            decide(Some(&held()), &unknown, "a"),
+            Beginning::Resume { .. }
+        ));
+    }
+
+    #[test]
+    fn the_folder_of_another_locks_sidecar_is_left_alone() {
+        let begun = decide(Some(&held()), &here(1), "b");
+        assert_eq!(begun, Beginning::OtherLock("a".to_owned()));
+    }
+
+    #[test]
+    fn new_work_goes_on_only_with_a_grant_that_is_not_over() {
+        assert!(outlasts_the_work(Some(&held()), &here(UNTIL - 1)));
+        let over = text(Phase::Over {
+            reason: "Revoked".to_owned(),
+        });
+        for (text, now) in [
+            (None, 1),
+            (Some("x"), 1),
+            (Some(&over[..]), 1),
+            (Some(&held()[..]), UNTIL),
+        ] {
+            assert!(!outlasts_the_work(text, &here(now)), "{text:?}");
+        }
+    }
+}
