@@ -118,6 +118,16 @@ mod run_signals;
 mod run_words;
 mod server;
 #[cfg(target_os = "linux")]
+mod sidecar;
+#[cfg(target_os = "linux")]
+mod sidecar_app;
+#[cfg(target_os = "linux")]
+mod sidecar_lost;
+#[cfg(target_os = "linux")]
+mod sidecar_restart;
+#[cfg(target_os = "linux")]
+mod sidecar_words;
+#[cfg(target_os = "linux")]
 mod supervise_ends;
 #[cfg(target_os = "linux")]
 mod supervise_lost;

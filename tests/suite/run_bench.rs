@@ -229,12 +229,25 @@ impl Bench {
 
     /// A `leasehold run` to be started.
     pub fn run(&self, lock: &str) -> RunBuilder {
-        let folder = self.folder.join(format!("{:016x}", rand::random::<u64>()));
-        RunBuilder::new(folder)
+        self.on_lock(RunBuilder::new(self.new_folder()), lock)
+            .env("JOURNAL", self.journal_file())
+    }
+
+    /// A `leasehold sidecar` to be started.
+    pub fn sidecar(&self, lock: &str) -> RunBuilder {
+        self.on_lock(RunBuilder::of(self.new_folder(), "sidecar"), lock)
+    }
+
+    fn on_lock(&self, builder: RunBuilder, lock: &str) -> RunBuilder {
+        builder
             .option("--lock", lock)
             .option("--namespace", &self.namespace)
             .env("KUBECONFIG", &self.kubeconfig)
-            .env("JOURNAL", self.journal_file())
+    }
+
+    /// The name of a folder that is not there yet.
+    pub fn new_folder(&self) -> PathBuf {
+        self.folder.join(format!("{:016x}", rand::random::<u64>()))
     }
 
     /// A `leasehold run` that has the lock, and works on.
@@ -274,6 +287,14 @@ impl Bench {
     /// Puts something on the Lease by hand.
     pub async fn edit_lease(&self, name: &str, patch: serde_json::Value) {
         self.leases()
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    /// Changes a lock.
+    pub async fn edit_lock(&self, name: &str, patch: serde_json::Value) {
+        self.locks()
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await
             .unwrap();

@@ -14,13 +14,13 @@ use tokio::net::TcpStream;
 use super::run_bench::{BUSY, Bench, until};
 
 /// An address of loopback that nobody listens on.
-fn free_address() -> String {
+pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
 
 /// Code and body; `None` while nobody listens.
-async fn get(address: &str, path: &str) -> Option<(u16, String)> {
+pub async fn get(address: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let ask = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(ask.as_bytes()).await.ok()?;
@@ -31,7 +31,7 @@ async fn get(address: &str, path: &str) -> Option<(u16, String)> {
     Some((code, body.to_owned()))
 }
 
-async fn code(address: &str, path: &str) -> Option<u16> {
+pub async fn code(address: &str, path: &str) -> Option<u16> {
     get(address, path).await.map(|(code, _)| code)
 }
 

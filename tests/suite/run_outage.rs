@@ -8,6 +8,7 @@ use xtask::cluster::{Cluster, Component, Options};
 
 use super::run_bench::{BUSY, Bench, last_of, until};
 use super::server::{install_crds, within};
+use super::sidecar::Sidecar;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stops_in_time() {
@@ -19,6 +20,7 @@ async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stop
 
     a_frozen_etcd_costs_no_lock(&bench, &cluster).await;
     a_frozen_api_server_ends_commands_in_time(&bench, &cluster).await;
+    a_frozen_api_server_withdraws_a_sidecars_grant_in_time(&bench, &cluster).await;
     an_api_server_that_starts_again_is_waited_for(&bench, &cluster).await;
     bench.finish().await;
 }
@@ -54,6 +56,18 @@ async fn a_frozen_etcd_costs_no_lock(bench: &Bench, cluster: &Cluster) {
         assert_eq!(lease.spec.transitions, 1);
         guard.release().await.unwrap();
     }
+}
+
+/// The sidecar vouches no longer, and its file is gone, before the lease ends.
+async fn a_frozen_api_server_withdraws_a_sidecars_grant_in_time(bench: &Bench, cluster: &Cluster) {
+    bench.opened("sidecar", 10).await;
+    let mut sidecar = Sidecar::held(bench, "sidecar").await;
+    let reader = sidecar.read_the_file();
+    cluster.freeze(Component::ApiServer).unwrap();
+    sidecar.until_lost("Unreachable").await;
+    cluster.thaw(Component::ApiServer).unwrap();
+    assert_eq!(reader.late_reads(), 0);
+    sidecar.stops().await;
 }
 
 /// Waits until the Lease of each of these locks was renewed once more.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::run_bench::{BUSY, Bench, until};
 
 /// A Pod, and a token of its own.
-async fn pod(bench: &Bench) -> (Pod, String) {
+pub async fn pod(bench: &Bench) -> (Pod, String) {
     bench.account("worker", &[]).await;
     let create = PostParams::default();
     let pod = json!({

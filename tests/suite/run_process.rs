@@ -34,11 +34,16 @@ pub struct RunBuilder {
 impl RunBuilder {
     /// A run that leaves its words in this new folder.
     pub fn new(folder: PathBuf) -> Self {
+        Self::of(folder, "run").command(&["true"])
+    }
+
+    /// Another subcommand, which runs no command.
+    pub fn of(folder: PathBuf, subcommand: &str) -> Self {
         fs::create_dir(&folder).unwrap();
         Self {
             outer: vec![],
-            words: vec!["run".into()],
-            command: vec!["true".into()],
+            words: vec![subcommand.into()],
+            command: vec![],
             env: vec![],
             folder,
         }
@@ -110,11 +115,11 @@ impl RunBuilder {
         let mut argv = self.outer;
         argv.push(env!("CARGO_BIN_EXE_leasehold").into());
         let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]).args(&self.words);
+        if !self.command.is_empty() {
+            command.arg("--").args(&self.command);
+        }
         command
-            .args(&argv[1..])
-            .args(&self.words)
-            .arg("--")
-            .args(&self.command)
             .envs(self.env)
             .stdout(file("stdout"))
             .stderr(file("stderr"));
