@@ -140,6 +140,18 @@ pub fn zombies_below(root: i32) -> usize {
     zombies
 }
 
+/// Whether all threads of a process were stopped.
+pub fn is_frozen(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut stats =
+        threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok());
+    stats.all(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" T"))
+    })
+}
+
 /// The words before a program's own that make it PID 1 of a namespace.
 pub fn as_pid_1() -> [&'static str; 3] {
     let root = rustix::process::geteuid().is_root();

@@ -52,6 +52,12 @@ impl Pod {
         Some(serde_json::from_str(&text).expect("a whole file"))
     }
 
+    /// Whether the file that is there has outlived its deadline.
+    pub fn is_past_the_deadline(&self) -> bool {
+        let file = self.file().expect("the app's file");
+        seconds_now() > file["deadlineUptimeSeconds"].as_f64().expect("a deadline") + 0.01
+    }
+
     /// Code and body of `GET /v1/grant`; `None` while nobody listens.
     pub async fn grant(&self) -> Option<(u16, Value)> {
         let (code, body) = get(&self.app, "/v1/grant").await?;
@@ -150,11 +156,11 @@ impl Sidecar {
         let thread = std::thread::spawn(move || {
             let mut late = 0;
             while !stopped.load(Ordering::SeqCst) {
-                let now = Duration::from_nanos(BootInstant::now().as_nanos());
+                let now = seconds_now();
                 if let Ok(text) = fs::read_to_string(&file) {
                     let told: Value = serde_json::from_str(&text).expect("a whole file");
                     let deadline = told["deadlineUptimeSeconds"].as_f64().expect("a deadline");
-                    late += usize::from(now.as_secs_f64() > deadline + 0.01);
+                    late += usize::from(now > deadline + 0.01);
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -162,6 +168,11 @@ impl Sidecar {
         });
         Reader { stop, thread }
     }
+}
+
+/// As `/proc/uptime` counts, but finer.
+fn seconds_now() -> f64 {
+    Duration::from_nanos(BootInstant::now().as_nanos()).as_secs_f64()
 }
 
 /// Somebody who reads the file all the time.

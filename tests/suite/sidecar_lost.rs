@@ -3,10 +3,13 @@
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams};
+use leasehold::supervise::Signal;
 use serde_json::json;
 
+use super::processes::is_frozen;
 use super::proxy::{Fault, Proxy};
 use super::run_bench::{BUSY, Bench, until};
+use super::run_health::get;
 use super::run_pod;
 use super::run_process::RunBuilder;
 use super::sidecar::Sidecar;
@@ -88,6 +91,31 @@ async fn a_network_that_is_cut_ends_it_before_the_lease_and_nobody_reads_the_fil
     assert!(!lease.is_free(), "its lease ends by itself");
     proxy.heal();
     takes_no_other(&bench, &mut sidecar, "a", "Unreachable").await;
+    bench.finish().await;
+}
+
+/// It is asked while it is frozen, and answers when it thaws.
+#[tokio::test(flavor = "multi_thread")]
+async fn frozen_past_its_deadline_it_does_not_vouch_when_it_thaws() {
+    let bench = Bench::new().await;
+    bench.opened("a", 3).await;
+    let mut sidecar = Sidecar::held(&bench, "a").await;
+    sidecar.run.signal(Signal::STOP);
+    until("every thread is frozen", BUSY, async || {
+        is_frozen(sidecar.run.wrapper())
+    })
+    .await;
+    let app = sidecar.pod.app.clone();
+    let asked = tokio::spawn(async move { get(&app, "/v1/grant").await });
+    until("its lease is over", BUSY, async || {
+        sidecar.pod.is_past_the_deadline()
+    })
+    .await;
+    sidecar.run.signal(Signal::CONT);
+    let (code, told) = asked.await.unwrap().expect("an answer");
+    assert_eq!(code, 503, "{told}");
+    sidecar.pod.until_not_held("lost lock").await;
+    sidecar.stops().await;
     bench.finish().await;
 }
 
