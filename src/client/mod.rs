@@ -18,6 +18,7 @@
 //! * Where the lock has `maxHoldSeconds`, [`Guard::lost`] resolves that long after the take was sent, with
 //!   [`LossReason::MaxHold`]; released soon after, the lock is given back like any other.
 //! * [`all`] takes several locks, all or none.
+//! * [`Acquire::resume`] goes on with one's own grant after a restart of the process, before its deadline.
 //!
 //! # Limits
 //!
