@@ -292,14 +292,6 @@ impl Bench {
             .unwrap();
     }
 
-    /// Changes a lock.
-    pub async fn edit_lock(&self, name: &str, patch: serde_json::Value) {
-        self.locks()
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .unwrap();
-    }
-
     /// A waiter's claim that no process stands behind.
     pub async fn claim_of_nobody(&self, name: &str, lock: &str) -> LockClaim {
         let mut claim = LockClaim::new(name, LockClaimSpec::heartbeat(lock));

@@ -193,7 +193,7 @@ impl Reader {
 async fn the_app_is_held_back_until_the_lock_is_held_and_term_gives_it_back() {
     let bench = Bench::new().await;
     bench.opened("a", 15).await;
-    let holder = bench.library().await.lock("a").acquire().await.unwrap();
+    let holder = bench.hold("a", "holder").await;
     let pod = Pod::new(&bench);
     assert_eq!(
         pod.probe(&["--live"]).status.code(),
@@ -282,7 +282,7 @@ async fn the_grant_stays_the_same_over_renewals_and_the_file_keeps_up() {
 async fn term_while_it_waits_leaves_the_queue() {
     let bench = Bench::new().await;
     bench.opened("a", 15).await;
-    let holder = bench.library().await.lock("a").acquire().await.unwrap();
+    let holder = bench.hold("a", "holder").await;
     let pod = Pod::new(&bench);
     let mut run = pod.sidecar(&bench, "a").start();
     bench.until_waiting(1).await;

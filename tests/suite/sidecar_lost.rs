@@ -16,8 +16,7 @@ use super::sidecar::Sidecar;
 
 /// It is lost for good: another takes the lock and gives it back, and the sidecar stays as it is.
 async fn takes_no_other(bench: &Bench, sidecar: &mut Sidecar, lock: &str, reason: &str) {
-    let another = bench.library().await.lock(lock).claimant("another");
-    another.acquire().await.unwrap().release().await.unwrap();
+    bench.hold(lock, "another").await.release().await.unwrap();
     let free = bench.lease(lock).await;
     assert!(free.is_free());
     assert_eq!(bench.waiting().await, 0, "nor does it queue");
@@ -38,7 +37,7 @@ async fn a_revoke_ends_it_and_no_other_is_taken() {
     bench.opened("a", 5).await;
     let mut sidecar = Sidecar::held(&bench, "a").await;
     let token = sidecar.pod.file().unwrap()["token"].as_i64().unwrap();
-    let floor = json!({"spec": {"minFencingToken": token + 1}});
+    let floor = json!({"minFencingToken": token + 1});
     bench.edit_lock("a", floor).await;
     sidecar.until_lost("Revoked").await;
     takes_no_other(&bench, &mut sidecar, "a", "Revoked").await;

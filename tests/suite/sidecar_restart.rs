@@ -52,8 +52,7 @@ async fn what_was_taken_by_another_meanwhile_is_lost_and_no_newer_token_is_had()
     bench
         .edit_lease("a", json!({"spec": {"holderIdentity": ""}}))
         .await;
-    let another = bench.library().await.lock("a").claimant("another");
-    let another = another.acquire().await.unwrap();
+    let another = bench.hold("a", "another").await;
     assert!(another.token().get() > token);
     // Not the successor's, nor a newer one once that has gone; not even after another restart.
     sidecar.run = sidecar.pod.sidecar(&bench, "a").start();
