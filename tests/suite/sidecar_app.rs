@@ -157,6 +157,29 @@ async fn once_the_app_has_ended_a_lock_that_was_held_for_long_enough_is_given_ba
     bench.finish().await;
 }
 
+/// A lock that was revoked may be another's already: the app is not left alone until the lease would have ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_revoke_an_app_that_does_not_end_by_itself_is_killed_after_its_grace() {
+    let bench = Bench::new().await;
+    bench.opened("a", 300).await;
+    let mut shared = Shared::new().await;
+    let pod = Pod::new(&bench);
+    let sidecar = pod.sidecar(&bench, "a").option("--kill-grace", "1s");
+    let sidecar = shared.sidecar(sidecar).start();
+    pod.until_held().await;
+    let app = shared.start(STUBBORN);
+    shared.until_living(app, 4).await;
+    let emptied = json!({"spec": {"holderIdentity": ""}});
+    bench.edit_lease("a", emptied).await;
+    until("the app has ended", BUSY, async || {
+        shared.living(app).is_empty()
+    })
+    .await;
+    pod.until_not_held("(TakenOver)").await;
+    stops(sidecar).await;
+    bench.finish().await;
+}
+
 /// TERM came though the app still runs: by hand, say. The lock is not free before the app has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_by_hand_it_ends_what_is_left_of_the_app_before_it_gives_the_lock_back() {

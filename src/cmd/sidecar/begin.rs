@@ -5,6 +5,8 @@
 //! is over nothing is taken again, as the app that had it may still run; `leasehold sidecar --new-work`, which
 //! Kubernetes runs as an init container only while no app does, clears the volume.
 
+use std::time::Duration;
+
 use leasehold::client::Resumable;
 use leasehold::clock::BootInstant;
 use leasehold::supervise::Mark;
@@ -28,8 +30,17 @@ pub(super) struct Here {
 pub(super) struct Work {
     /// It has ended by then.
     pub(super) ends: BootInstant,
+    /// What it gets between TERM and KILL, where that is sooner.
+    pub(super) grace: Duration,
     /// The containers that were there before the app.
     pub(super) spared: Vec<Mark>,
+}
+
+impl Work {
+    /// When what is left of it is killed, if it is told to end now: a lock that was revoked may be another's already.
+    pub(super) fn kill_at(&self, now: BootInstant) -> BootInstant {
+        self.ends.min(now + self.grace)
+    }
 }
 
 /// What became of the grant.
@@ -104,6 +115,7 @@ pub(super) fn decide(text: Option<&str>, here: &Here, lock: &str) -> Beginning {
             reason: "StateUnreadable".to_owned(),
             work: Work {
                 ends: here.now,
+                grace: Duration::ZERO,
                 spared: vec![],
             },
         };
@@ -152,6 +164,7 @@ mod tests {
     fn work() -> Work {
         Work {
             ends: BootInstant::from_nanos(UNTIL + 20),
+            grace: Duration::from_nanos(20),
             spared: vec![Mark {
                 pid: 20,
                 started: 7,
@@ -194,6 +207,15 @@ mod tests {
             let over = decide(Some(&held()), &here(late), "a");
             assert!(matches!(over, Beginning::Over { reason, .. } if reason == "Expired"));
         }
+    }
+
+    #[test]
+    fn work_is_killed_after_its_grace_and_no_later_than_it_ends() {
+        let at = BootInstant::from_nanos;
+        let work = work();
+        assert_eq!(work.kill_at(at(30)), at(50));
+        assert_eq!(work.kill_at(at(UNTIL)), work.ends);
+        assert_eq!(work.kill_at(at(UNTIL + 19)), work.ends);
     }
 
     #[test]

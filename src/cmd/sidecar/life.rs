@@ -122,6 +122,7 @@ impl Life {
         };
         let work = Work {
             ends: deadlines.work,
+            grace: deadlines.work.saturating_duration_since(deadlines.renew),
             spared: self
                 .neighbours
                 .map(Neighbours::containers)

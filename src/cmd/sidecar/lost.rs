@@ -36,9 +36,10 @@ impl Life {
         self.told.count_loss(reason);
         say(&why);
         let (ends, spared) = (work.ends, work.spared.clone());
+        let kill_at = work.kill_at(BootInstant::now());
         let over = self.over(reason, work);
         let withdrawn = tokio::time::timeout(WITHDRAWN_WITHIN, self.volume.over(over));
-        let (withdrawn, app_ended) = futures::join!(withdrawn, self.end_app(&spared, ends));
+        let (withdrawn, app_ended) = futures::join!(withdrawn, self.end_app(&spared, kill_at));
         if let Ok(Err(error)) = withdrawn {
             say(&format!(
                 "cannot withdraw the grant from the folder: {error}"
