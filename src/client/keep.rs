@@ -20,6 +20,10 @@ use crate::clock::Clock;
 use crate::engine::{Held, LockView, LossReason, Moment, hold_end};
 use crate::lease::view::lock_view;
 
+/// How long whoever gives the lock back, or has lost it, waits at most until the queue is left: by then every call was
+/// tried a few times.
+const LEFT_WITHIN: Duration = Duration::from_secs(5);
+
 type Answer = oneshot::Sender<Result<Released, ReleaseError>>;
 
 /// Everything that keeping a grant needs.
@@ -118,10 +122,12 @@ impl Keep {
     async fn run(mut self) {
         let mut renew_at = self.held.renew_at(rand::random());
         let mut watching = true;
+        // What was known of the lock may be as old as a waiter's slow beat: the first look comes sooner.
+        let first = self.held.terms().duration() / 3;
         let mut beat = self
             .renewer
             .now()
-            .saturating_add(self.held.terms().slow_beat());
+            .saturating_add(first.min(self.held.terms().slow_beat()));
         let mut trouble: Option<LossReason> = None;
         let mut refused = false;
         let mut refresh = std::pin::pin!(None);
@@ -155,7 +161,11 @@ impl Keep {
                 }
                 found = OptionFuture::from(refresh.as_mut().as_pin_mut()), if refresh.is_some() => {
                     refresh.set(None);
-                    if let Err(reason) = self.note_lock(found.unwrap_or(LockRead::NoAnswer)) {
+                    let found = found.unwrap_or(LockRead::NoAnswer);
+                    if matches!(found, LockRead::NoAnswer) {
+                        beat = beat.min(self.renewer.now().saturating_add(self.pause()));
+                    }
+                    if let Err(reason) = self.note_lock(found) {
                         return self.lose(reason).await;
                     }
                     continue;
@@ -165,6 +175,12 @@ impl Keep {
                 Round::Renewed => {
                     trouble = None;
                     refused = false;
+                    // A shorter lease has a quicker beat.
+                    beat = beat.min(
+                        self.renewer
+                            .now()
+                            .saturating_add(self.held.terms().slow_beat()),
+                    );
                     renew_at = if self.held.stores_more_than(&self.lock) {
                         self.renewer.now()
                     } else {
@@ -218,7 +234,7 @@ impl Keep {
     /// above the token, whether or not an operator is there to act on it.
     fn note_lock(&mut self, found: LockRead) -> Result<(), LossReason> {
         match found {
-            // The next beat asks again.
+            // It is asked again soon.
             LockRead::NoAnswer => Ok(()),
             LockRead::Gone => Err(LossReason::Deleted),
             LockRead::Found(lock) => match lock.0 {
@@ -227,7 +243,10 @@ impl Keep {
                 }
                 Ok(lock) => {
                     self.lock = lock_view(&lock, self.slot, false);
-                    self.held.end_hold_at(hold_end(&self.lock, self.granted));
+                    // The work gets its kill grace, also where the new end is long past.
+                    let now = self.renewer.now();
+                    let end = hold_end(&self.lock, self.granted).map(|end| end.max(now));
+                    self.held.end_hold_at(end);
                     let token = self.held.grant().token.get();
                     if self.lock.min_token.is_some_and(|floor| token < floor) {
                         return Err(LossReason::Revoked);
@@ -246,8 +265,23 @@ impl Keep {
             let end = self.held.release_deadline();
             tokio::select! {
                 answer = &mut self.release => self.give_back(answer.ok(), None).await,
-                () = sleep_until(&*self.clock, end) => {}
+                () = sleep_until(&*self.clock, end) => self.end_leaving().await,
             }
+        } else {
+            self.end_leaving().await;
+        }
+    }
+
+    /// Nothing is written any more once this returns: who leaves the queue has done so, or is stopped. A claim that stays
+    /// behind is passed over.
+    async fn end_leaving(&mut self) {
+        if let Some(mut leaving) = self.leaving.take()
+            && tokio::time::timeout(LEFT_WITHIN, &mut leaving)
+                .await
+                .is_err()
+        {
+            leaving.abort();
+            let _ = leaving.await;
         }
     }
 
@@ -266,19 +300,22 @@ impl Keep {
         if self.renewer.now() >= self.held.release_deadline() {
             let reason = self.held.reason_at_deadline(trouble);
             self.tell_loss(reason);
+            self.end_leaving().await;
             if let Some(answer) = answer {
                 let _ = answer.send(Ok(Released::AlreadyLost(reason)));
             }
             return;
         }
-        if let Some(leaving) = self.leaving.take() {
+        if let Some(leaving) = &mut self.leaving {
             // Most of the time that is left is for the release itself.
             let left = self
                 .held
                 .release_deadline()
                 .saturating_sub(self.renewer.now());
             let limit = (left / 3).min(Duration::from_secs(2));
-            let _ = tokio::time::timeout(limit, leaving).await;
+            if tokio::time::timeout(limit, leaving).await.is_ok() {
+                self.leaving = None;
+            }
         }
         let reason = if answer.is_some() {
             "released by its holder"
@@ -292,6 +329,7 @@ impl Keep {
         if let Ok(Released::AlreadyLost(reason)) = outcome {
             self.tell_loss(reason);
         }
+        self.end_leaving().await;
         match (answer, outcome) {
             (Some(answer), outcome) => {
                 let _ = answer.send(outcome.map_err(ReleaseError::Unconfirmed));

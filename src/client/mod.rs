@@ -13,7 +13,8 @@
 //!   [`Guard::token`] with everything that you write, and have the resource refuse a lower one ([`crate::fence`]).
 //! * [`Acquire::acquire`] may be dropped at any await (a time-out around it): a task of its own settles what was sent
 //!   and gives back what was granted.
-//! * [`Guard::release`] returns after a confirmed write; after it returns no further write is sent. A dropped guard is
+//! * [`Guard::release`] returns after a confirmed write, and after the queue is left; after it returns no further write
+//!   is sent. A dropped guard is
 //!   released in the background.
 //! * Where the lock has `maxHoldSeconds`, [`Guard::lost`] resolves that long after the take was sent, with
 //!   [`LossReason::MaxHold`]; released soon after, the lock is given back like any other.

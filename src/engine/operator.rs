@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::change;
+use super::holder::Terms;
 use super::holds::{ClaimEnd, Holder, LOOK_AGAIN, SlotSight};
 use super::record::{ClaimRef, EndKind, GrantId, Hold, LeaseRecord, SpecRecord};
 use super::standing::{
@@ -122,6 +123,10 @@ pub struct Keeper {
     /// Since when this replica has itself seen the present grant; only where it matters: the lock limits how long one
     /// may last, or the hold is one that the operator keeps.
     held: Option<(GrantId, Moment)>,
+    /// `maxHoldSeconds` as last looked at.
+    limit: Option<u32>,
+    /// When that was seen to be set or lowered, if the present grant may be older: its holder need not know of it yet.
+    limited: Option<Moment>,
     /// For how many seconds this replica has prolonged a grant.
     prolonged: Option<(GrantId, u32)>,
     /// What a read showed of the claim with this uid: when, and whether it is gone.
@@ -177,6 +182,12 @@ impl Keeper {
         }
         let same = matches!((&self.lease, &lease), (Some(known), Some(lease))
             if known.uid == lease.uid && known.spec == lease.spec);
+        if let (Some(known), Some(lease)) = (&self.lease, &lease)
+            && known.grant_id() != lease.grant_id()
+        {
+            // Who takes under a limit knows of it in good time: it reads the lock soon after.
+            self.limited = None;
+        }
         let revision = |lease: &Option<LeaseRecord>| lease.as_ref().map(|l| l.resource_version);
         if revision(&self.lease) != revision(&lease) {
             self.changed = now;
@@ -187,7 +198,19 @@ impl Keeper {
             self.lives = self.lease.is_some() && self.holds_after_loss();
         }
         self.lease = lease;
+        self.note_limit(now);
         self.note_hold(now);
+    }
+
+    /// Sees whether `maxHoldSeconds` was set or lowered.
+    fn note_limit(&mut self, now: Moment) {
+        let limit = self.lock().and_then(|lock| lock.max_hold_seconds);
+        if let Some(seconds) = limit
+            && self.limit.is_none_or(|known| seconds < known)
+        {
+            self.limited = Some(now);
+        }
+        self.limit = limit;
     }
 
     /// Renewals, and edits of annotations, change nothing here.
@@ -328,6 +351,9 @@ impl Keeper {
     /// What the leader does at `now`.
     pub fn decide(&mut self, identity: &str, now: Moment, wall: WallMicros) -> OperatorMove {
         self.note_takeable(now);
+        if self.lease.is_some() {
+            self.note_limit(now);
+        }
         let Some((lock, read)) = &self.lock else {
             return OperatorMove::ReadLock;
         };
@@ -405,7 +431,7 @@ impl Keeper {
     }
 
     /// When the holder, a client of ours, has held for as long as it may and one lease more: it has stopped itself,
-    /// unless it does not know of the limit or does not keep to it.
+    /// unless it does not keep to the limit. Of one that was set or lowered under it, it knows after a slow beat.
     ///
     /// Under `onHolderLost: Hold` only a holder that was seen to renew beyond its limit: one that fell silent is lost,
     /// which is for a person to judge.
@@ -416,10 +442,14 @@ impl Keeper {
         if grant.hold != Hold::Heartbeat || !looks_like_ours(lease) {
             return None;
         }
-        let over = since.saturating_add(limit);
+        let duration = stored_duration(lock, lease);
+        let seconds = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+        let beat = Terms::fitting(seconds, Duration::ZERO).slow_beat();
+        let known = self.limited.map(|at| at.saturating_add(beat));
+        let over = since.saturating_add(limit).max(known.unwrap_or_default());
         let renewed_beyond = self.seen.as_ref()?.since() >= over;
         (lock.on_holder_lost == OnHolderLost::Release || renewed_beyond)
-            .then(|| over.saturating_add(stored_duration(lock, lease)))
+            .then(|| over.saturating_add(duration))
     }
 
     /// Before a silent holder is ended the lock is read again, for each attempt: Hold may be new, and the longest

@@ -144,10 +144,13 @@ fn a_limit_that_is_new_counts_from_when_the_grant_was_last_seen_to_change() {
     let mut stage = Stage::new(1);
     let grant = stage.take(0, "x", at(0.0));
     stage.renew(0, &grant, at(100.0));
-    stage.lock.max_hold_seconds = Some(10);
+    stage.lock.max_hold_seconds = Some(20);
     stage.read_lock(at(103.0));
+    assert_eq!(waits_until(&stage.keeps(0, at(103.0))), Some(at(115.0)));
     stage.renew(0, &grant, at(114.0));
-    assert_eq!(waits_until(&stage.keeps(0, at(114.0))), Some(at(125.0)));
+    assert_eq!(waits_until(&stage.keeps(0, at(114.0))), Some(at(129.0)));
+    stage.renew(0, &grant, at(124.0));
+    assert_eq!(waits_until(&stage.keeps(0, at(124.0))), Some(at(135.0)));
 }
 
 #[test]

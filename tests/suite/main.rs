@@ -17,6 +17,7 @@ mod client_cancel;
 #[cfg(target_os = "linux")]
 mod client_herd;
 #[cfg(target_os = "linux")]
+mod client_leaving;
 mod client_register;
 #[cfg(target_os = "linux")]
 mod client_seams;
@@ -30,6 +31,7 @@ mod docs_cases;
 mod docs_manifests;
 mod engine_duel;
 mod engine_keepers;
+mod engine_limits;
 mod engine_rules;
 mod engine_slots;
 mod engine_stage;
