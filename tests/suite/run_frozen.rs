@@ -138,17 +138,32 @@ async fn a_guardian_frozen_while_it_is_to_start_the_command_is_a_lost_one() {
     bench.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_guardian_killed_while_it_is_to_start_the_command_is_a_lost_one() {
-    let bench = Bench::new().await;
-    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "killed", Signal::STOP).await;
-    // With the first renewal it has been told to start.
+/// With the first renewal it has been told to start.
+async fn renews(bench: &Bench, lock: &str) {
     until("it holds and renews", BUSY, async || {
-        let lease = bench.leases().get("killed").await.unwrap().spec.unwrap();
+        let lease = bench.leases().get(lock).await.unwrap().spec.unwrap();
         let holder = lease.holder_identity.unwrap_or_default();
         holder.starts_with("waiter/") && lease.renew_time > lease.acquire_time
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_does_not_wait_for_a_guardian_that_is_frozen_while_it_is_to_start_the_command() {
+    let bench = Bench::new().await;
+    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "term", Signal::STOP).await;
+    renews(&bench, "term").await;
+    waiter.signal(Signal::TERM);
+    let words = "the guardian process was lost";
+    started_nothing(&bench, "term", waiter, 143, words).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guardian_killed_while_it_is_to_start_the_command_is_a_lost_one() {
+    let bench = Bench::new().await;
+    let waiter = has_no_guardian_when_it_gets_the_lock(&bench, "killed", Signal::STOP).await;
+    renews(&bench, "killed").await;
     signal(waiter.guardian(), Signal::KILL);
     let words = "the guardian process was frozen or killed";
     started_nothing(&bench, "killed", waiter, 76, words).await;

@@ -5,22 +5,25 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::OptionFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use leasehold::client::{Guard, Guards, LossReason, Lost, Released};
 use leasehold::clock::BootInstant;
 use leasehold::supervise::{
-    ChildEnded, Deadlines, EndReason, Event, Events, Signals, StartError, StartSpec, Supervisor,
+    Deadlines, EndReason, Event, Events, Signal, Signals, StartError, StartSpec, Supervisor,
     SupervisorHandle, exit_code_for_signal,
 };
 
 use super::facts::{Facts, last_words};
 use super::health::Health;
-use super::verdict::judge;
+use super::verdict::{Verdict, judge};
 use super::{Args, End};
 use crate::cmd::say;
 
 /// For the last word on a command that could not be started. The supervisor itself gives up on a process after 5 s.
 const LAST_WORD_WITHIN: Duration = Duration::from_secs(10);
+/// What a guardian that lives needs to start a command is milliseconds: so long a signal waits for it.
+const START_WITHIN: Duration = Duration::from_secs(1);
 
 /// Locks that are held, and the command that runs under them.
 pub(super) struct Held<'a> {
@@ -52,9 +55,51 @@ impl Held<'_> {
             return self.release(code, reason, Some(lost)).await;
         };
         self.health.held(&self.guards);
-        match handle.start(self.spec(program, convert(deadlines))).await {
-            Ok(_) => self.supervise(handle, events).await,
-            Err(error) => self.not_started(&error, handle, events).await,
+        let spec = self.spec(program, convert(deadlines));
+        let (started, heard) = self.start(&handle, spec).await;
+        match started {
+            Ok(_) => {
+                for signal in heard {
+                    handle.forward(signal);
+                }
+                self.supervise(handle, events).await
+            }
+            Err(error) => {
+                let ends = heard
+                    .into_iter()
+                    .find(|signal| Signals::ends_waiting(*signal));
+                self.not_started(&error, ends, handle, events).await
+            }
+        }
+    }
+
+    /// Starts the command; also says which signals came meanwhile. Who is to end does not wait for a guardian that is
+    /// frozen: after a moment both are ended, with the kill grace, for that guardian may have started the command.
+    async fn start(
+        &mut self,
+        handle: &SupervisorHandle,
+        spec: StartSpec,
+    ) -> (Result<i32, StartError>, Vec<Signal>) {
+        let grace = self.kill_grace();
+        let mut heard = vec![];
+        let mut starting = std::pin::pin!(handle.start(spec));
+        let mut patience = std::pin::pin!(None);
+        loop {
+            tokio::select! {
+                started = &mut starting => return (started, heard),
+                signal = self.signals.recv() => {
+                    if !heard.contains(&signal) {
+                        heard.push(signal);
+                    }
+                    if Signals::ends_waiting(signal) && patience.is_none() {
+                        patience.set(Some(tokio::time::sleep(START_WITHIN)));
+                    }
+                }
+                Some(()) = OptionFuture::from(patience.as_mut().as_pin_mut()) => {
+                    patience.set(Some(tokio::time::sleep(Duration::MAX)));
+                    handle.end_now(grace);
+                }
+            }
         }
     }
 
@@ -63,6 +108,7 @@ impl Held<'_> {
     async fn not_started(
         self,
         error: &StartError,
+        signal: Option<Signal>,
         handle: SupervisorHandle,
         mut events: Events,
     ) -> End {
@@ -82,7 +128,9 @@ impl Held<'_> {
         };
         let ended = tokio::time::timeout(within, last_word).await;
         let too_late = matches!(error, StartError::TooLate);
-        self.finish(ended.ok().flatten(), None, too_late).await
+        let ended = ended.ok().flatten();
+        let verdict = judge(ended.as_ref(), None, too_late, self.args.lost_exit_code);
+        self.finish(verdict.after(signal), None).await
     }
 
     fn spec(&self, program: PathBuf, deadlines: Deadlines) -> StartSpec {
@@ -153,7 +201,9 @@ impl Held<'_> {
         {
             lost = self.held_for_long_enough();
         }
-        self.finish(ended, lost, false).await
+        let reason = lost.as_ref().map(|lost| lost.reason);
+        let verdict = judge(ended.as_ref(), reason, false, self.args.lost_exit_code);
+        self.finish(verdict, lost).await
     }
 
     /// The lock whose `maxHoldSeconds` are over, if that is what came first.
@@ -174,9 +224,7 @@ impl Held<'_> {
         self.health.not_held(&why);
     }
 
-    async fn finish(self, ended: Option<ChildEnded>, lost: Option<Lost>, too_late: bool) -> End {
-        let reason = lost.as_ref().map(|lost| lost.reason);
-        let verdict = judge(ended.as_ref(), reason, too_late, self.args.lost_exit_code);
+    async fn finish(self, verdict: Verdict, lost: Option<Lost>) -> End {
         if let Some(words) = verdict.words {
             say(&words);
         }

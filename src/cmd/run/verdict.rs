@@ -1,7 +1,7 @@
 //! What the end of the command means for the locks and for this process.
 
 use leasehold::client::LossReason;
-use leasehold::supervise::{ChildEnded, ChildStatus, EndReason};
+use leasehold::supervise::{ChildEnded, ChildStatus, EndReason, Signal, exit_code_for_signal};
 
 pub(super) struct Verdict {
     /// The locks are given back; else they are left to end by themselves.
@@ -25,6 +25,16 @@ impl Verdict {
         Self {
             words: Some(words.into()),
             ..self
+        }
+    }
+
+    /// The same where this signal came before it was known that the command runs.
+    pub(super) fn after(self, signal: Option<Signal>) -> Self {
+        match signal {
+            Some(signal) if self.release => {
+                Self::new(true, exit_code_for_signal(signal.as_raw()), "Signal")
+            }
+            _ => self,
         }
     }
 }
@@ -133,5 +143,22 @@ mod tests {
             };
             assert_eq!(judged(&killed, false), (true, LOST, reason));
         }
+    }
+
+    #[test]
+    fn a_signal_before_the_start_is_what_ended_it_unless_something_lives() {
+        let signal = Some(Signal::TERM);
+        let killed = ChildEnded {
+            killed_for: Some(EndReason::Requested),
+            ..ended(ChildStatus::Unknown)
+        };
+        let verdict = judge(Some(&killed), None, false, LOST).after(signal);
+        assert_eq!((verdict.release, verdict.code), (true, 143));
+        let alive = ChildEnded {
+            all_reaped: false,
+            ..killed
+        };
+        let verdict = judge(Some(&alive), None, false, LOST).after(signal);
+        assert_eq!((verdict.release, verdict.code), (false, LOST));
     }
 }
