@@ -27,7 +27,7 @@ use super::token::FencingToken;
     selectable = ".spec.lockName",
     selectable = ".status.phase",
     printcolumn(name = "Lock", type_ = "string", json_path = ".spec.lockName"),
-    printcolumn(name = "Claimant", type_ = "string", json_path = ".spec.claimant"),
+    printcolumn(name = "Claimant", type_ = "string", json_path = ".status.claimant"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Token",
@@ -145,6 +145,10 @@ pub struct LockClaimStatus {
     /// Pending, Granted, or how it finished. A final phase never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<ClaimPhase>,
+    /// Who claims: `spec.claimant`, or the claim's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_NAME_CHARS))]
+    pub claimant: Option<String>,
     /// The place in the order of coming: the claim's resourceVersion when it was first seen, written once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_TOKEN))]

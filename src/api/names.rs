@@ -72,6 +72,8 @@ pub const REASON_UNKNOWN_GRANT: &str = "UnknownGrantVersion";
 pub const REASON_NOT_SHARED: &str = "LeaseNotShared";
 /// The lock that a claim names does not exist.
 pub const REASON_LOCK_NOT_FOUND: &str = "LockNotFound";
+/// The lock that a claim names can't work; its own conditions say why.
+pub const REASON_LOCK_STALLED: &str = "LockStalled";
 /// A token from status, annotation or floor is above the revision.
 pub const REASON_TOKEN_AHEAD: &str = "TokenAhead";
 /// The Pod that a claim names does not exist, or is another one than its uid says: the claim waits.
@@ -115,6 +117,27 @@ pub const MAX_IDENTITY_CHARS: usize = 320;
 pub const MAX_NAME_CHARS: usize = 253;
 /// The longest message of a condition, in characters.
 pub const MAX_MESSAGE_CHARS: usize = 32_768;
+
+/// What a claimant must be like, as the API server is told too.
+pub const CLAIMANT_RULE: &str = "must begin and end with a letter or digit, with letters, digits and -._:@ between, \
+                                 at most 253 characters";
+
+/// Whether this can be a claimant: [`CLAIMANT_RULE`].
+///
+/// ```
+/// use leasehold::api::names::is_claimant;
+/// assert!(["pod-3", "x", "ci@build.7"].into_iter().all(is_claimant));
+/// assert!(!["", "Bad Name/x", "-x", "x."].into_iter().any(is_claimant));
+/// ```
+#[must_use]
+pub fn is_claimant(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:@".contains(c);
+    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    name.len() <= MAX_NAME_CHARS
+        && name.chars().all(allowed)
+        && ends(name.chars().next())
+        && ends(name.chars().last())
+}
 
 /// `text` cut to at most `chars` characters, so that a status with foreign text in it is never refused.
 ///

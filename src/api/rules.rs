@@ -68,6 +68,17 @@ pub(super) const LOCK: &[Rule] = &[
          and keep it out of files in Git",
     ),
     rule(
+        ".spec.slotMinFencingTokens",
+        "!has(self.spec.slotMinFencingTokens) || self.spec.slotMinFencingTokens.all(n, \
+         n.slot < (has(self.spec.maxHolders) ? self.spec.maxHolders : 1) \
+         || (has(oldSelf.spec.slotMinFencingTokens) \
+         && oldSelf.spec.slotMinFencingTokens.exists(o, o.slot == n.slot)) \
+         || (has(oldSelf.status) && has(oldSelf.status.slots) \
+         && oldSelf.status.slots.exists(o, o.slot == n.slot)))",
+        "slotMinFencingTokens names a slot that the lock does not have and never had: slots are counted from 0 to \
+         maxHolders - 1",
+    ),
+    rule(
         ".status.fencingToken",
         "!has(oldSelf.status) || !has(oldSelf.status.fencingToken) \
          || (has(self.status) && has(self.status.fencingToken) \

@@ -95,6 +95,8 @@ struct Seeker {
     lease_name: Option<String>,
     /// By slot: the objects of which the claimant knows the records.
     found: BTreeMap<u32, FoundLease>,
+    /// By uid: whose claims were listed last.
+    claimants: BTreeMap<String, String>,
     watches: Watches,
     started: Moment,
     /// When the wait is over; `None` for never.
@@ -153,6 +155,7 @@ impl Seeker {
             ),
             lease_name: None,
             found: BTreeMap::new(),
+            claimants: BTreeMap::new(),
             watches: Watches::default(),
             started,
             wait_until: request.wait.map(|wait| started.saturating_add(wait)),
@@ -322,6 +325,9 @@ impl Seeker {
                 Ok(claims) => {
                     self.fine(("list", CLAIMS));
                     let had = self.claimant.claim().cloned();
+                    let (claims, claimants): (Vec<_>, Vec<_>) = claims.into_iter().unzip();
+                    let uids = claims.iter().map(|claim| claim.claim.uid.clone());
+                    self.claimants = uids.zip(claimants).collect();
                     self.claimant.claims_listed(claims);
                     match had.filter(|_| self.claimant.claim().is_none()) {
                         // Withdrawn or refused: which of the two?

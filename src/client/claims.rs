@@ -115,8 +115,11 @@ impl ClaimStore {
         }
     }
 
-    /// Every claim on the lock. One that can't be decoded takes part in no queue, and stops nobody.
-    pub(crate) async fn list(&self, within: Duration) -> Result<Vec<ClaimView>, StoreError> {
+    /// Every claim on the lock, and whose it is. One that can't be decoded takes part in no queue, and stops nobody.
+    pub(crate) async fn list(
+        &self,
+        within: Duration,
+    ) -> Result<Vec<(ClaimView, String)>, StoreError> {
         let of_lock = ListParams::default().fields(&format!("spec.lockName={}", self.lock));
         let access = self.access("list", &self.lock);
         match tokio::time::timeout(within, self.claims.list(&of_lock)).await {
@@ -125,7 +128,10 @@ impl ClaimStore {
             Ok(Ok(list)) => Ok(list
                 .items
                 .iter()
-                .filter_map(|claim| claim_view(claim.0.as_ref().ok()?, false))
+                .filter_map(|claim| {
+                    let claim = claim.0.as_ref().ok()?;
+                    Some((claim_view(claim, false)?, claim.claimant()))
+                })
                 .collect()),
         }
     }

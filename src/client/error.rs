@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::acquire::WaitReport;
 use super::guards::Lost;
-use crate::api::names::MAX_PRIORITY;
+use crate::api::names::{CLAIMANT_RULE, MAX_PRIORITY};
 use crate::engine::{LossReason, TermsError};
 use crate::lease::StoreError;
 
@@ -93,6 +93,12 @@ pub enum AcquireError {
     BadName {
         /// The name.
         name: String,
+    },
+    /// The name can't be that of a claimant.
+    #[error("{claimant:?} cannot be a claimant: it {CLAIMANT_RULE}")]
+    BadClaimant {
+        /// The name.
+        claimant: String,
     },
     /// The priority is out of range.
     #[error("{priority} cannot be a priority: it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")]

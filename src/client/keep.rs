@@ -38,8 +38,8 @@ struct Keep {
     watch: LeaseWatch,
     state: watch::Sender<State>,
     release: oneshot::Receiver<Answer>,
-    /// The deletion of the claim that led to the grant: over before the lock is given back, so that the claim is not
-    /// named again.
+    /// The deletion of the claim that led to the grant: over before the lock is given back, if it can be, so that the
+    /// claim is not named again; and in any case before that is answered.
     leaving: Option<JoinHandle<()>>,
     clock: Arc<dyn Clock>,
 }

@@ -64,7 +64,7 @@ pub use guard::{Deadlines, Guard, Released, Resumable};
 pub use guards::{Guards, Lost, OneReleased};
 pub use several::{AcquireAll, AcquiringAll, all};
 
-use crate::api::names::MAX_PRIORITY;
+use crate::api::names::{MAX_PRIORITY, is_claimant};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{LockView, Patience, PodRef, Terms};
 
@@ -235,6 +235,10 @@ impl Acquire {
         if !is_lock_name(&self.name) {
             let name = self.name.clone();
             return Err(AcquireError::BadName { name });
+        }
+        if let Some(claimant) = self.claimant.as_deref().filter(|name| !is_claimant(name)) {
+            let claimant = claimant.to_owned();
+            return Err(AcquireError::BadClaimant { claimant });
         }
         if !(-MAX_PRIORITY..=MAX_PRIORITY).contains(&self.priority) {
             let priority = self.priority;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
+use leasehold::api::names::{CLAIMANT_RULE, is_claimant};
 
 mod crd;
 pub mod guard;
@@ -68,6 +69,14 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("{text:?} is no address: write IP and port, like 127.0.0.1:9090, or 0.0.0.0:9090 for all")
     })
+}
+
+fn parse_claimant(text: &str) -> Result<String, String> {
+    if is_claimant(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("a claimant {CLAIMANT_RULE}"))
+    }
 }
 
 /// Logs to stderr, filtered by `RUST_LOG`, else by `default`.

@@ -8,12 +8,14 @@ pub mod holds;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::api::names;
-use crate::api::{ClaimPhase, DistributedLock, HoldType, LockClaim, LockClaimStatus};
+use crate::api::{
+    ClaimPhase, DistributedLock, HoldType, LockClaim, LockClaimStatus, find_condition,
+};
 use crate::engine::{GrantNote, LeaseRecord, WallMicros};
 
 /// What is to be written about a claim.
@@ -183,7 +185,7 @@ fn patience_left(claim: &LockClaim, wall: WallMicros) -> Option<WallMicros> {
 fn ends_after(claim: &LockClaim, wall: WallMicros) -> Option<WallMicros> {
     let seconds = claim.spec.ttl_seconds_after_finished?;
     let conditions = &claim.status.as_ref()?.conditions;
-    let finished = crate::api::find_condition(conditions, names::CONDITION_READY)?;
+    let finished = find_condition(conditions, names::CONDITION_READY)?;
     let finished = finished.last_transition_time.0.as_microsecond();
     Some(
         finished
@@ -197,6 +199,7 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
     if status.ticket.is_none() {
         status.ticket = claim.ticket();
     }
+    status.claimant = Some(claim.claimant());
     let phase = end.unwrap_or(ClaimPhase::Pending);
     // A missing lock stalls nothing: it may be made a moment later, by the same `kubectl apply`.
     let (reason, message) = why(claim, phase, all);
@@ -209,6 +212,13 @@ fn status_of(claim: &LockClaim, end: Option<ClaimPhase>, all: &Claims<'_>) -> Lo
 fn time(wall: WallMicros) -> Time {
     let seconds = Timestamp::from_second(wall.div_euclid(1_000_000));
     Time(seconds.unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// What hinders the lock, as its status says. It stalls no claim: somebody may see to the lock at any time.
+fn stalled(lock: &DistributedLock) -> Option<&Condition> {
+    let conditions = &lock.status.as_ref()?.conditions;
+    find_condition(conditions, names::CONDITION_STALLED)
+        .filter(|condition| condition.status == "True")
 }
 
 /// Reason and words of a claim in this phase.
@@ -242,9 +252,19 @@ fn why(claim: &LockClaim, phase: ClaimPhase, all: &Claims<'_>) -> (&'static str,
             );
             (names::REASON_POD_NOT_FOUND, message)
         }
-        _ => (
-            names::REASON_PENDING,
-            "the claim waits for its turn".to_owned(),
-        ),
+        _ => match all.lock.and_then(stalled) {
+            Some(condition) => {
+                let words = format!(
+                    "lock {lock} is stalled ({}): {}",
+                    condition.reason, condition.message
+                );
+                let words = names::clip(&words, names::MAX_MESSAGE_CHARS);
+                (names::REASON_LOCK_STALLED, words.to_owned())
+            }
+            None => (
+                names::REASON_PENDING,
+                "the claim waits for its turn".to_owned(),
+            ),
+        },
     }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::index::Slot;
 use crate::api::{EndReason, FencingToken, HistoryEntry};
-use crate::engine::{EndKind, Ended, LeaseRecord, WallMicros};
+use crate::engine::{EndKind, Ended, Hold, LeaseRecord, WallMicros};
 
 /// Something worth an event and a count.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +17,8 @@ pub enum News {
         /// The token, where it has one yet.
         token: Option<FencingToken>,
     },
-    /// A grant ended; why and by whose hand, where that was noted.
-    Ended(HistoryEntry, Option<String>),
+    /// A grant ended; why and by whose hand, where that was noted; and whether as it was meant to.
+    Ended(HistoryEntry, Option<String>, bool),
     /// An annotation holds a number too large to be believed.
     AbsurdToken,
 }
@@ -52,7 +52,14 @@ pub(super) fn note_news(
         slot.ends.push_back(entry.clone());
         let noted = note_of(held, after);
         let why = noted.map(|ended| format!("{} (by {})", ended.reason, ended.by));
-        slot.news.push_back(News::Ended(entry, why));
+        // A Pod hold that lasted as long as its Pod, a Fixed one that lasted for its time.
+        let fixed = || held.current_grant().map(|grant| grant.hold) == Some(Hold::Fixed);
+        let in_order = match entry.reason {
+            EndReason::Released | EndReason::Ended => true,
+            EndReason::Expired => fixed(),
+            EndReason::Revoked | EndReason::Deleted | EndReason::Other => false,
+        };
+        slot.news.push_back(News::Ended(entry, why, in_order));
     }
     if !same && let Some(now) = holds_now {
         slot.news.push_back(News::Granted {
@@ -109,4 +116,54 @@ pub fn end_reason(kind: EndKind) -> EndReason {
 #[must_use]
 pub fn micro_time(micros: WallMicros) -> Option<MicroTime> {
     Timestamp::from_microsecond(micros).ok().map(MicroTime)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{LockView, NextChange, Requester, Standing, change};
+    use crate::lease::FoundLease;
+    use serde_json::json;
+
+    /// Whether the end of a grant of this kind, by this hand, is told as one that was meant.
+    fn in_order(hold: Hold, kind: EndKind) -> bool {
+        let free = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "nightly", "namespace": "a", "uid": "u1", "resourceVersion": "8"},
+            "spec": {"holderIdentity": "", "leaseDurationSeconds": 15, "leaseTransitions": 3},
+        });
+        let free = FoundLease::read(serde_json::from_value(free).expect("a lease"));
+        let free = free.expect("a lease").record;
+        let who = Requester {
+            hold,
+            ..Requester::heartbeat("seat/11111111-2222-3333-4444-555555555555")
+        };
+        let lock = LockView {
+            duration_seconds: 15,
+            longest_seconds: Some(15),
+            ..LockView::default()
+        };
+        let take = change::take(&lock, &free, Standing::Free, &who, NextChange::Keep, 1);
+        let held = take.expect("it is free").record;
+        let ended = change::end(&held, kind, "operator", "it had its time", 2);
+        let mut slot = Slot::default();
+        note_news(&mut slot, Some(&held), Some(&ended), 2);
+        match slot.news.front() {
+            Some(News::Ended(_, _, in_order)) => *in_order,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_fixed_hold_that_lasted_its_time_is_no_trouble_and_a_silent_holder_is() {
+        for (hold, kind, expected) in [
+            (Hold::Fixed, EndKind::Expired, true),
+            (Hold::Pod, EndKind::Ended, true),
+            (Hold::Heartbeat, EndKind::Released, true),
+            (Hold::Heartbeat, EndKind::Expired, false),
+            (Hold::Fixed, EndKind::Revoked, false),
+        ] {
+            assert_eq!(in_order(hold, kind), expected, "{hold:?} {kind:?}");
+        }
+    }
 }

@@ -158,7 +158,7 @@ impl Reconciler {
                         note: format!("{} holds {what}{}", short(&holder), with_token(token)),
                     }
                 }
-                News::Ended(entry, why) => {
+                News::Ended(entry, why, in_order) => {
                     let reason = reason_word(entry.reason);
                     self.writer
                         .metrics
@@ -170,8 +170,7 @@ impl Reconciler {
                     }
                     Told {
                         reason,
-                        // A Pod hold that lasted as long as its Pod ended as it should.
-                        warning: entry.reason != EndReason::Ended,
+                        warning: !in_order,
                         action: "End",
                         note: format!(
                             "the grant of {what} to {}{}, ended{}",

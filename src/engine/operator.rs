@@ -15,6 +15,7 @@ use super::standing::{
     LockView, Observation, OnHolderLost, Seen, Standing, Unavailable, availability, lost_at,
     standing, stored_duration,
 };
+use super::token::next_token;
 use super::{Moment, WallMicros};
 
 /// What the operator's shell is to do, then to tell the machine about that asked for it ([`Keeper`], or
@@ -426,7 +427,11 @@ impl Keeper {
 
     fn note_takeable(&mut self, now: Moment) {
         let offered = self.lock().is_some_and(|lock| !lock.is_surplus());
-        let takeable = offered && self.standing(now).is_some_and(Standing::is_takeable);
+        // Where no token is left nobody can take: whoever is named is not passed over for that.
+        let has_token = |(lock, lease)| next_token(lock, lease, self.remembered).is_some();
+        let takeable = offered
+            && self.standing(now).is_some_and(Standing::is_takeable)
+            && self.lock().zip(self.lease()).is_some_and(has_token);
         self.takeable = takeable.then(|| self.takeable.unwrap_or(now));
     }
 

@@ -1,8 +1,9 @@
 //! `maxHoldSeconds`, as the operator enforces it on who does not keep to it.
 
-use leasehold::engine::{Grant, Keeper, Moment, OperatorMove};
+use leasehold::api::names::MAX_TOKEN;
+use leasehold::engine::{Grant, Keeper, Moment, OperatorMove, OperatorWrite, SlotView};
 
-use super::engine_stage::{Stage, at};
+use super::engine_stage::{Stage, at, named, writes};
 
 /// A lock of one slot and a lease of a second: its holders look at the lock every five.
 fn stage(limit: Option<u32>) -> Stage {
@@ -38,6 +39,27 @@ fn a_limit_that_was_there_at_the_grant_is_enforced_one_lease_later() {
     let mut stage = stage(Some(2));
     let grant = stage.take(0, "x", at(10.0));
     assert_eq!(revoked_at(&mut stage, &grant, at(10.0)), at(13.0));
+}
+
+/// Two claims that the operator takes for, at the limit of all tokens: to pass them over by turns would go on for ever.
+#[test]
+fn where_no_token_is_left_nobody_is_passed_over() {
+    for (token, passed) in [(MAX_TOKEN, false), (7, true)] {
+        let mut stage = Stage::new(1);
+        stage.lock.slot = Some(SlotView {
+            token,
+            ..SlotView::default()
+        });
+        stage.read_lock(at(0.0));
+        stage.wait(&["a*", "b*"]);
+        assert_eq!(stage.names(at(0.0)), Some(named("a")));
+        for seconds in [1.0, 2.0, 4.0, 6.0] {
+            stage.turn(at(seconds));
+        }
+        let writes = writes(&stage.turn(at(8.0)));
+        let expected = passed.then_some(OperatorWrite::PassOver);
+        assert_eq!(writes, expected, "after token {token}");
+    }
 }
 
 #[test]

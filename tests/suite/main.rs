@@ -117,6 +117,7 @@ mod run_several;
 #[cfg(target_os = "linux")]
 mod run_signals;
 #[cfg(target_os = "linux")]
+mod run_told;
 mod run_words;
 mod server;
 #[cfg(target_os = "linux")]

@@ -47,7 +47,7 @@ async fn a_lock_whose_lease_was_never_made_is_waited_for_and_says_so() {
     let lock = bench.lock("unmade", 5).await;
     let mut waiting = bench.run("unmade").by("w").works_for("0").start();
     waiting
-        .says("its lease is not made yet: is the operator running?")
+        .says("the operator has not made its lease yet, which takes a second: if this lasts, see that one runs")
         .await;
     let began = MonoInstant::now();
     let ended = bench.run("unmade").with(&["--try"]).ends().await;

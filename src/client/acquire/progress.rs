@@ -7,6 +7,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::engine::{LossReason, Waiting};
 
+/// What to do about an operator that does nothing.
+const LASTS: &str = ", which takes a second: if this lasts, see that one runs, and that it looks after this namespace";
+
 /// How things stand for somebody who waits.
 #[derive(Clone, Debug)]
 pub struct WaitReport {
@@ -24,7 +27,7 @@ pub struct WaitReport {
     pub token: Option<i64>,
     /// Whether the lock stays locked after a holder that is lost (`onHolderLost: Hold`).
     pub stays_locked: bool,
-    /// Whose turn it is, by the claim's name.
+    /// Whose turn it is: the claimant, or the claim's name where that was not listed.
     pub next: Option<String>,
     /// One's own place in the queue, about.
     pub place: Option<usize>,
@@ -35,8 +38,8 @@ pub struct WaitReport {
 impl fmt::Display for WaitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.why {
-            Some(Waiting::NoLease) => f.write_str("its lease is not made yet: is the operator running?")?,
-            Some(Waiting::NotReady) => f.write_str("the operator has not opened it yet")?,
+            Some(Waiting::NoLease) => write!(f, "the operator has not made its lease yet{LASTS}")?,
+            Some(Waiting::NotReady) => write!(f, "the operator has not opened it yet{LASTS}")?,
             Some(Waiting::Conflict) => {
                 write!(
                     f,
@@ -98,6 +101,11 @@ pub enum Progress {
     Waiting(WaitReport),
     /// There is no such lock yet, and it was to wait for it.
     NoSuchLock {
+        /// The lock.
+        lock: String,
+    },
+    /// Its claim is gone: deleted by somebody, or passed over since its turn was not taken. It makes another.
+    ClaimGone {
         /// The lock.
         lock: String,
     },

@@ -282,6 +282,7 @@ async fn move_on(leases: &LeaseStore, name: &str, claims: &ClaimStore, served: &
         };
         match read.await {
             Ok((waiting, Some(found))) => {
+                let waiting = waiting.into_iter().map(|(claim, _)| claim).collect();
                 let Some(record) = served.moves_on(&found.record, waiting) else {
                     return;
                 };

@@ -143,6 +143,10 @@ impl Seeker {
             Ok(OwnClaim::Gone) => {
                 self.fine(("get", CLAIMS));
                 self.claimant.left();
+                if self.ending.is_none() {
+                    let lock = self.request.name.clone();
+                    self.announce(&Progress::ClaimGone { lock });
+                }
                 Step::Next
             }
             Ok(OwnClaim::Rejected(message)) => {
@@ -293,7 +297,7 @@ impl Seeker {
             next: lease
                 .and_then(|lease| lease.next.as_ref())
                 .filter(|next| self.claimant.claim() != Some(next))
-                .map(|next| next.name.clone()),
+                .map(|next| self.claimants.get(&next.uid).unwrap_or(&next.name).clone()),
             place: self.claimant.place(),
             lease_ends_in: None,
             holder,

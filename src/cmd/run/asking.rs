@@ -111,6 +111,10 @@ pub(in crate::cmd) fn report(progress: &Progress) {
     match progress {
         Progress::Waiting(report) => say(&format!("waiting for lock {:?}: {report}", report.lock)),
         Progress::NoSuchLock { lock } => say(&format!("waiting for lock {lock:?} to be made")),
+        Progress::ClaimGone { lock } => say(&format!(
+            "the claim on lock {lock:?} is gone (deleted, or passed over as its turn was not taken): queueing again, \
+             behind the others"
+        )),
         Progress::ClaimLeft(why) => say(&format!("the claim is left in the queue: {why}")),
         Progress::StartingOver {
             lock,
@@ -183,6 +187,7 @@ pub(in crate::cmd) async fn not_had(
         AcquireError::ShutDown => (EXIT_UNAVAILABLE, "ShutDown"),
         AcquireError::BadSettings { .. } => (EXIT_USAGE, "BadSettings"),
         AcquireError::BadName { .. } => (EXIT_USAGE, "BadName"),
+        AcquireError::BadClaimant { .. } => (EXIT_USAGE, "BadClaimant"),
         AcquireError::BadPriority { .. } => (EXIT_USAGE, "BadPriority"),
     };
     say(&words);

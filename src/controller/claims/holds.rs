@@ -134,6 +134,7 @@ pub(super) fn granted(claim: &LockClaim, all: &Claims<'_>) -> Option<LockClaimSt
     let stored = slot.lease.spec.duration_seconds?;
     let mut status = claim.status.clone().unwrap_or_default();
     let is_new = claim.phase() != ClaimPhase::Granted;
+    status.claimant = Some(claim.claimant());
     let mirrored = entry.fencing_token == Some(token)
         && entry.holder_identity == slot.lease.spec.holder
         && entry.lease_duration_seconds.map(i64::from) == Some(stored);

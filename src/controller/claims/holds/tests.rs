@@ -313,3 +313,27 @@ fn the_end_of_another_slot_with_the_same_token_is_not_taken_for_its_own() {
         assert_eq!(status.phase, Some(phase));
     }
 }
+
+/// It may be seen to at any time, so the claim itself is not stalled.
+#[test]
+fn a_claim_on_a_stalled_lock_says_what_hinders_the_lock() {
+    let claim = seat(&fixed(), &json!({"phase": "Pending"}));
+    let mut lock = lock(&entry(6, "", 15), &json!([]));
+    let told = |lock: &DistributedLock| {
+        let status = status(&planned(&claim, Some(lock), &[]));
+        assert_eq!(status.claimant.as_deref(), Some("seat"));
+        let condition = |type_| find_condition(&status.conditions, type_).expect("a condition");
+        let ready = condition(names::CONDITION_READY);
+        assert_eq!(condition(names::CONDITION_STALLED).status, "False");
+        (ready.reason.clone(), ready.message.clone())
+    };
+    assert_eq!(told(&lock).0, names::REASON_PENDING);
+    let stalled = json!([{
+        "type": "Stalled", "status": "True", "reason": "LeaseConflict", "message": "another has it",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    let known = lock.status.as_mut().expect("a status");
+    known.conditions = serde_json::from_value(stalled).expect("conditions");
+    let words = "lock nightly is stalled (LeaseConflict): another has it".to_owned();
+    assert_eq!(told(&lock), ("LockStalled".to_owned(), words));
+}
