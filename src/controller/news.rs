@@ -147,7 +147,7 @@ mod tests {
         let held = take.expect("it is free").record;
         let ended = change::end(&held, kind, "operator", "it had its time", 2);
         let mut slot = Slot::default();
-        note_news(&mut slot, Some(&held), Some(&ended), 2);
+        note_news(&mut slot, Some(&held), &ended, 2);
         match slot.news.front() {
             Some(News::Ended(_, _, in_order)) => *in_order,
             other => panic!("{other:?}"),

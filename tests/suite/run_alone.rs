@@ -52,7 +52,7 @@ async fn a_lock_whose_lease_was_never_made_is_waited_for_and_says_so() {
     let began = MonoInstant::now();
     let ended = bench.run("unmade").with(&["--try"]).ends().await;
     let took = MonoInstant::now().saturating_duration_since(began);
-    ended.assert(69, &["its lease is not made yet"]);
+    ended.assert(69, &["has not made its lease yet"]);
     assert!(
         took >= Duration::from_secs(5) && took < Duration::from_secs(5) + SLACK,
         "{took:?}"
