@@ -16,7 +16,7 @@ use self::stop::Stop;
 use self::told::Told;
 use self::volume::{Folder, Volume};
 use super::run::{EXIT_UNAVAILABLE, EXIT_USAGE, End, leave_last_words};
-use super::{init_tracing, parse_address, parse_duration, say};
+use super::{init_tracing, parse_address, parse_claimant, parse_duration, say};
 
 mod begin;
 mod life;
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, short, value_name = "NS")]
     namespace: Option<String>,
     /// Who holds it, as people will see it; by default the Pod's name, or the host's
-    #[arg(long = "as", value_name = "CLAIMANT")]
+    #[arg(long = "as", value_name = "CLAIMANT", value_parser = parse_claimant)]
     claimant: Option<String>,
     /// Before whom to be served where the lock's queue goes by priority: higher first, from -1000 to 1000
     #[arg(
