@@ -1,0 +1,223 @@
+//! The sidecar, injected: into which Pods, as what, and on which servers.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, PostParams};
+use leasehold::api::names;
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use super::policies_stage::Stage;
+use super::render::{chart, helm, values_file};
+use super::run_bench::{BUSY, until};
+
+/// A server that injects, and what it makes of Pods.
+struct Injecting {
+    stage: Stage,
+    pods: Api<Pod>,
+}
+
+impl Injecting {
+    async fn new() -> Self {
+        let stage = Stage::new(&json!({"injection": {"enabled": true}})).await;
+        let pods = stage.place().pods();
+        let injecting = Self { stage, pods };
+        until("the policy counts", BUSY, async || {
+            let made = injecting.made(&asks(), &plain()).await;
+            made.is_ok_and(|spec| spec["initContainers"][0]["name"] == "leasehold-begin")
+        })
+        .await;
+        injecting
+    }
+
+    /// The spec of a Pod with these annotations; the server's words where it refuses.
+    async fn made(&self, notes: &Value, spec: &Value) -> Result<Value, String> {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "app", "annotations": notes}, "spec": spec,
+        });
+        let pod = serde_json::from_value(pod).expect("a pod");
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let made = self.pods.create(&params, &pod).await;
+        let made = made.map_err(|error| error.to_string())?;
+        Ok(serde_json::to_value(made.spec).expect("a spec"))
+    }
+}
+
+/// The annotations of a Pod that asks for a lock.
+fn asks() -> Value {
+    json!({names::ANNOTATION_LOCK: "nightly"})
+}
+
+/// A Pod's spec with nothing but a container.
+fn plain() -> Value {
+    json!({"containers": [{"name": "main", "image": "none"}]})
+}
+
+/// How the grant's volume is mounted.
+fn mounted(container: &Value) -> Option<&Value> {
+    let mut mounts = container["volumeMounts"].as_array()?.iter();
+    mounts.find(|mount| mount["name"] == "leasehold-grant")
+}
+
+/// As an app mounts it.
+fn read_only() -> Value {
+    json!({"name": "leasehold-grant", "mountPath": "/var/run/leasehold", "readOnly": true})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_with_the_annotation_gets_the_sidecar_and_no_other_does() {
+    let injecting = Injecting::new().await;
+    let spec = injecting.made(&asks(), &plain()).await.expect("it passes");
+    let [begin, sidecar] = [0, 1].map(|n: usize| &spec["initContainers"][n]);
+    assert_eq!(begin["args"], json!(["sidecar", "--new-work"]));
+    let args = json!(["sidecar", "--lock=nightly", "--on-loss=exit"]);
+    assert_eq!(sidecar["args"], args);
+    let rule = &sidecar["restartPolicyRules"][0];
+    assert_eq!(rule["action"], "RestartAllContainers");
+    assert_eq!(rule["exitCodes"]["values"], json!([76]));
+    assert_eq!(sidecar["restartPolicy"], "Always");
+    assert_eq!(sidecar["startupProbe"]["httpGet"]["path"], "/heldz");
+    assert_eq!(sidecar["securityContext"]["runAsNonRoot"], true);
+    let own = json!({"name": "leasehold-grant", "mountPath": "/var/run/leasehold"});
+    assert_eq!([begin, sidecar].map(mounted), [Some(&own); 2]);
+    let app = &spec["containers"][0];
+    assert_eq!(mounted(app), Some(&read_only()));
+    let probe = &app["livenessProbe"]["httpGet"];
+    assert_eq!(probe["port"], 7118, "the kubelet ends it on loss");
+
+    let spec = injecting
+        .made(&json!({}), &plain())
+        .await
+        .expect("it passes");
+    assert_eq!(spec.get("initContainers"), None);
+    injecting.stage.bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
+    let injecting = Injecting::new().await;
+    let rich = json!({
+        "shareProcessNamespace": true, "securityContext": {"runAsUser": 4711},
+        "volumes": [{"name": "x", "emptyDir": {}}],
+        "initContainers": [{"name": "first", "image": "none"}],
+        "containers": [
+            {"name": "main", "image": "none"},
+            {
+                "name": "two", "image": "none", "volumeMounts": [{"name": "x", "mountPath": "/x"}],
+                "livenessProbe": {"exec": {"command": ["true"]}},
+            },
+        ],
+    });
+    let notes = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "delete-pod"});
+    let spec = injecting.made(&notes, &rich).await.expect("it passes");
+    let [sidecar, first] = [0, 1].map(|n: usize| &spec["initContainers"][n]);
+    let args = json!([
+        "sidecar",
+        "--lock=nightly",
+        "--end-app",
+        "--on-loss=delete-pod"
+    ]);
+    assert_eq!(sidecar["args"], args);
+    let user = &sidecar["securityContext"]["runAsUser"];
+    assert_eq!(*user, 4711, "who ends the app is its user");
+    assert_eq!(first["name"], "first");
+    let [main, two] = [0, 1].map(|n: usize| &spec["containers"][n]);
+    assert_eq!([first, main, two].map(mounted), [Some(&read_only()); 3]);
+    assert_eq!(
+        main.get("livenessProbe"),
+        None,
+        "the sidecar ends it on loss"
+    );
+    assert_eq!(two["livenessProbe"]["exec"]["command"], json!(["true"]));
+    assert_eq!(spec["volumes"][0]["name"], "x");
+
+    let mut mine = plain();
+    mine["initContainers"] = json!([{"name": "leasehold", "image": "mine"}]);
+    let spec = injecting.made(&asks(), &mine).await.expect("it passes");
+    let inits = spec["initContainers"].as_array().map(Vec::len);
+    assert_eq!(inits, Some(1), "one's own sidecar is left alone");
+
+    let mut blind = plain();
+    blind["automountServiceAccountToken"] = json!(false);
+    let wrong = json!({names::ANNOTATION_LOCK: "Nightly Billing"});
+    let pray = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "pray"});
+    for (notes, spec, words) in [
+        (&wrong, &plain(), "must be the name of a DistributedLock"),
+        (&pray, &plain(), "must be exit, stay or delete-pod"),
+        (&asks(), &blind, "leave automountServiceAccountToken out"),
+    ] {
+        let said = injecting.made(notes, spec).await.expect_err(words);
+        assert!(said.contains(words), "{said}");
+    }
+    injecting.stage.bench.finish().await;
+}
+
+/// What a release consists of on a server of this version that serves these kinds; Helm's words where it refuses.
+fn render_for(values: &Value, version: &str, kinds: &[&str]) -> Result<Vec<Value>, String> {
+    let file = values_file(values);
+    let mut command = helm();
+    command
+        .args(["template", "leasehold"])
+        .arg(chart())
+        .args(["--kube-version", version, "--values"])
+        .arg(&file);
+    for kind in kinds {
+        command.args([
+            "--api-versions",
+            &format!("admissionregistration.k8s.io/{kind}"),
+        ]);
+    }
+    let done = command.output().expect("helm runs");
+    std::fs::remove_file(file).expect("it is there");
+    if !done.status.success() {
+        return Err(String::from_utf8_lossy(&done.stderr).into_owned());
+    }
+    let documents = serde_norway::Deserializer::from_slice(&done.stdout);
+    Ok(documents
+        .map(|document| Value::deserialize(document).expect("YAML"))
+        .filter(|object| !object.is_null())
+        .collect())
+}
+
+#[test]
+fn injection_is_refused_on_a_server_without_mutating_policies_and_the_rest_works() {
+    let on = json!({"injection": {"enabled": true}});
+    let validating = "v1/ValidatingAdmissionPolicy";
+    let said = render_for(&on, "1.35.0", &[validating]).expect_err("it is refused");
+    assert!(
+        said.contains("injection.enabled needs MutatingAdmissionPolicy"),
+        "{said}"
+    );
+    let without = render_for(&json!({}), "1.35.0", &[validating]).expect("it works");
+    assert!(
+        without
+            .iter()
+            .all(|object| object["kind"] != "MutatingAdmissionPolicy")
+    );
+    let beta = render_for(
+        &on,
+        "1.35.0",
+        &[validating, "v1beta1/MutatingAdmissionPolicy"],
+    )
+    .expect("it works");
+    let mutating = beta
+        .iter()
+        .filter(|object| object["kind"] == "MutatingAdmissionPolicy");
+    let versions: Vec<_> = mutating
+        .map(|object| object["apiVersion"].clone())
+        .collect();
+    assert_eq!(
+        versions,
+        [
+            json!("admissionregistration.k8s.io/v1beta1"),
+            json!("admissionregistration.k8s.io/v1beta1")
+        ]
+    );
+    // Without a server to ask, the version decides.
+    for (version, works) in [("1.36.0", true), ("1.35.0", false)] {
+        assert_eq!(render_for(&on, version, &[]).is_ok(), works, "{version}");
+    }
+}
