@@ -70,14 +70,20 @@ impl Operator {
             .args(["operator", "--http-addr", "127.0.0.1:0"])
             .args(["--namespace", namespace, "--watch-namespace", namespace])
             .args(["--identity", name])
-            .args(more)
+            .args(more);
+        if let Some(kubeconfig) = kubeconfig {
+            command.env("KUBECONFIG", kubeconfig);
+        }
+        Self::spawn(command).await
+    }
+
+    /// Starts what this command says, and waits until it serves health.
+    pub async fn spawn(mut command: Command) -> Self {
+        command
             .env("RUST_LOG", "info")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        if let Some(kubeconfig) = kubeconfig {
-            command.env("KUBECONFIG", kubeconfig);
-        }
         let mut child = command.spawn().expect("the operator starts");
         let stderr = child.stderr.take().expect("it has a log");
         let log = Arc::new(Mutex::new(vec![]));
@@ -95,7 +101,12 @@ impl Operator {
         let address = address.and_then(|text| text.parse().ok());
         Self {
             child,
-            address: address.expect("it says where"),
+            address: address.unwrap_or_else(|| {
+                panic!(
+                    "it does not serve: {}",
+                    log.lock().expect("the log").join("\n")
+                )
+            }),
             log,
         }
     }

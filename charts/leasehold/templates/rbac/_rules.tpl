@@ -42,3 +42,21 @@ is missing.
   name: {{ include "leasehold.serviceAccountName" . }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
+
+{{/* Fails where another release looks after the same locks: they would do everything twice, and refuse each other's writes. */}}
+{{- define "leasehold.refuseRivals" -}}
+{{- $mine := printf "%s-operator" (include "leasehold.clusterName" .) -}}
+{{- $advice := "let each of them look after namespaces of its own: watchNamespaces" -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}
+{{- if and (eq (dig "labels" "app.kubernetes.io/part-of" "" .metadata) "leasehold") (hasSuffix "-operator" .metadata.name) (ne .metadata.name $mine) -}}
+{{- fail (printf "another release looks after the locks of all namespaces (ClusterRole %s); %s" .metadata.name $advice) -}}
+{{- end -}}
+{{- end -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "Role" "" "").items -}}
+{{- if and (eq (dig "labels" "app.kubernetes.io/part-of" "" .metadata) "leasehold") (hasSuffix "-operator" .metadata.name) (ne .metadata.name $mine) -}}
+{{- if or (not $.Values.watchNamespaces) (has .metadata.namespace $.Values.watchNamespaces) -}}
+{{- fail (printf "another release looks after the locks of namespace %s (Role %s there); %s" .metadata.namespace .metadata.name $advice) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

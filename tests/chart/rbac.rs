@@ -1,0 +1,367 @@
+//! The operator's permissions: nothing is spare, nothing is missing.
+//!
+//! The API server's own audit log tells what the operator asks for, and which role allowed it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use kube::api::{Api, PostParams};
+use leasehold::api::LockClaimSpec;
+use serde_json::{Value, json};
+use xtask::cluster::Options;
+
+use super::operator_place::{fixed, with_pod};
+use super::operator_rig::{LONG, Operator, Place, lasting};
+use super::release::{LEASEHOLD, Own};
+use super::render::{of_kind, render};
+use super::server::within;
+
+const OPERATOR: &str = "system:serviceaccount:leasehold:leasehold";
+
+/// One verb on one resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Permission {
+    verb: String,
+    group: String,
+    /// With the subresource: `distributedlocks/status`.
+    resource: String,
+}
+
+impl fmt::Display for Permission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}.{}", self.verb, self.resource, self.group)
+    }
+}
+
+/// What rules allow, one by one.
+fn permissions(rules: &[PolicyRule]) -> Vec<Permission> {
+    let mut all = Vec::new();
+    for rule in rules {
+        for group in rule.api_groups.iter().flatten() {
+            for resource in rule.resources.iter().flatten() {
+                all.extend(rule.verbs.iter().map(|verb| Permission {
+                    verb: verb.clone(),
+                    group: group.clone(),
+                    resource: resource.clone(),
+                }));
+            }
+        }
+    }
+    all
+}
+
+/// The same rules without one permission.
+fn without(rules: &[PolicyRule], dropped: &Permission) -> Vec<PolicyRule> {
+    let has =
+        |list: &Option<Vec<String>>, what: &String| list.iter().flatten().any(|one| one == what);
+    let left = rules.iter().cloned().map(|mut rule| {
+        if has(&rule.api_groups, &dropped.group) && has(&rule.resources, &dropped.resource) {
+            rule.verbs.retain(|verb| *verb != dropped.verb);
+        }
+        rule
+    });
+    left.filter(|rule| !rule.verbs.is_empty()).collect()
+}
+
+/// A request of the operator, as the server's audit log has it.
+struct Request {
+    permission: Permission,
+    name: String,
+    code: i64,
+    /// `RBAC: allowed by RoleBinding "…" of Role "…" to …`
+    reason: String,
+}
+
+/// Options of a server that notes what service accounts of the release's namespace ask for.
+fn audited(folder: &Path) -> Options {
+    let policy = folder.join("audit.yaml");
+    let rules = json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}],
+    });
+    std::fs::write(&policy, rules.to_string()).expect("the policy can be written");
+    Options {
+        apiserver_args: vec![
+            format!("--audit-policy-file={}", policy.display()),
+            format!("--audit-log-path={}", log_in(folder).display()),
+        ],
+        ..Options::default()
+    }
+}
+
+fn log_in(folder: &Path) -> PathBuf {
+    folder.join("audit.log")
+}
+
+/// What the operator asked for so far.
+fn requests(own: &Own) -> Vec<Request> {
+    let text = std::fs::read_to_string(log_in(&own.file(""))).unwrap_or_default();
+    // The last line may not be whole yet.
+    let events = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let requests = events.filter_map(|event| {
+        let object = event["objectRef"].as_object()?;
+        let text = |name: &str| {
+            object
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let resource = match text("subresource") {
+            none if none.is_empty() => text("resource"),
+            sub => format!("{}/{sub}", text("resource")),
+        };
+        Some(Request {
+            permission: Permission {
+                verb: event["verb"].as_str()?.to_owned(),
+                group: text("apiGroup"),
+                resource,
+            },
+            name: text("name"),
+            code: event["responseStatus"]["code"].as_i64()?,
+            reason: event["annotations"]["authorization.k8s.io/reason"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+        })
+    });
+    requests.collect()
+}
+
+fn refused(own: &Own) -> Vec<String> {
+    let all = requests(own)
+        .into_iter()
+        .filter(|request| request.code == 403);
+    all.map(|request| format!("{} {:?}", request.permission, request.name))
+        .collect()
+}
+
+/// New locks, a Fixed hold that ends and whose claim is deleted, a claim whose Pod is not there.
+async fn ask_for_everything(place: &Place, round: u32) {
+    let nobody = "00000000-0000-0000-0000-000000000000";
+    // One that no earlier round has asked about.
+    let gone = format!("gone-{round}");
+    for (kind, spec) in [("fixed", fixed(1)), ("pod", with_pod(&gone, Some(nobody)))] {
+        let name = format!("{kind}-{round}");
+        place.make(&name, lasting(1)).await;
+        let spec = LockClaimSpec {
+            lock_name: name.clone(),
+            ttl_seconds_after_finished: Some(0),
+            ..spec
+        };
+        place.claim(&name, spec).await;
+    }
+}
+
+/// The whole work of an operator, to its end.
+async fn work_through(place: &Place, round: u32) {
+    let silent = format!("silent-{round}");
+    place.make_free(&silent, 2).await;
+    // By a holder that never renews.
+    place.take(&silent, "pod-3").await;
+    ask_for_everything(place, round).await;
+    place.claim_goes(&format!("fixed-{round}")).await;
+    place
+        .lease_is(&silent, "its silent holder is ended", |lease| {
+            lease.record.is_free()
+        })
+        .await;
+    place.event("Expired").await;
+}
+
+/// The rules that bindings give to the operator, each with the words by which the audit log names the binding.
+fn roles(objects: &[Value]) -> Vec<(String, Vec<PolicyRule>)> {
+    let mut all = Vec::new();
+    for (kind, of) in [
+        ("ClusterRoleBinding", "ClusterRole"),
+        ("RoleBinding", "Role"),
+    ] {
+        for binding in of_kind(objects, kind) {
+            let (name, namespace) = (
+                &binding["metadata"]["name"],
+                &binding["metadata"]["namespace"],
+            );
+            let is_meant = |role: &&&Value| {
+                role["metadata"]["name"] == binding["roleRef"]["name"]
+                    && role["metadata"]["namespace"] == *namespace
+            };
+            let candidates = of_kind(objects, of);
+            let role = candidates.iter().find(is_meant).expect("the role");
+            let name = name.as_str().expect("a name");
+            let name = namespace.as_str().map_or_else(
+                || name.to_owned(),
+                |namespace| format!("{name}/{namespace}"),
+            );
+            let rules = serde_json::from_value(role["rules"].clone()).expect("rules");
+            all.push((format!("allowed by {kind} {name:?} of {of} "), rules));
+        }
+    }
+    all
+}
+
+/// What no request of the operator needed: each is a permission of a role, in words.
+fn spare(own: &Own, roles: &[(String, Vec<PolicyRule>)]) -> Vec<String> {
+    let asked: BTreeSet<(String, Permission)> = requests(own)
+        .into_iter()
+        .map(|r| (r.reason, r.permission))
+        .collect();
+    let mut spare = Vec::new();
+    for (words, rules) in roles {
+        let is_used = |permission: &Permission| {
+            asked
+                .iter()
+                .any(|(reason, asked)| asked == permission && reason.contains(words.as_str()))
+        };
+        let unused = permissions(rules)
+            .into_iter()
+            .filter(|permission| !is_used(permission));
+        spare.extend(unused.map(|permission| format!("{permission} by {words}")));
+    }
+    spare
+}
+
+async fn nothing_is_spare_or_missing(values: &Value, namespaces: &[&str]) {
+    let own = Own::start_with(audited).await;
+    for namespace in namespaces {
+        own.make_namespace(namespace).await;
+    }
+    own.installed(&LEASEHOLD, values);
+    let roles = roles(&render("leasehold", "leasehold", values));
+    assert!(roles.len() >= 2, "{roles:?}");
+    let operator = own.operator(&LEASEHOLD, "pod-1", &[]).await;
+    operator.leads().await;
+    // A second replica stands by.
+    let second = own.operator(&LEASEHOLD, "pod-2", &[]).await;
+    second
+        .eventually("it stands by", async || second.log().contains("stands by"))
+        .await;
+    for namespace in namespaces {
+        let place = Place::new(&own.client, namespace);
+        work_through(&place, 1).await;
+    }
+    let began = tokio::time::timeout(LONG, async {
+        while !spare(&own, &roles).is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    assert!(
+        began.await.is_ok(),
+        "nobody needs: {:#?}",
+        spare(&own, &roles)
+    );
+    assert_eq!(
+        refused(&own),
+        Vec::<String>::new(),
+        "the operator lacks a permission:\n{}",
+        operator.log()
+    );
+    assert_eq!(
+        operator.metric("leasehold_permissions_missing").await,
+        Some(0.0)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_roles_hold_what_the_operator_asks_for_and_no_more() {
+    nothing_is_spare_or_missing(&json!({}), &["team-a"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_roles_of_watched_namespaces_hold_what_the_operator_asks_for_and_no_more() {
+    let values = json!({"watchNamespaces": ["team-a", "team-b"]});
+    nothing_is_spare_or_missing(&values, &["team-a", "team-b"]).await;
+}
+
+/// Waits until the server's answer to this permission is `allowed`: it learns of changed roles by a watch.
+async fn until_counts(own: &Own, permission: &Permission, allowed: bool) {
+    let (resource, sub) = permission
+        .resource
+        .split_once('/')
+        .unwrap_or((&permission.resource, ""));
+    let review = json!({"metadata": {}, "spec": {"user": OPERATOR, "resourceAttributes": {
+        "verb": permission.verb, "group": permission.group, "resource": resource, "subresource": sub, "namespace": "team-a"}}});
+    let review: SubjectAccessReview = serde_json::from_value(review).expect("a review");
+    let api = Api::<SubjectAccessReview>::all(own.client.clone());
+    within(LONG, "a changed role counts", async {
+        loop {
+            let answer = api
+                .create(&PostParams::default(), &review)
+                .await
+                .expect("an answer");
+            if answer
+                .status
+                .is_some_and(|status| status.allowed == allowed)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+/// Starts one that leads, in an election of its own: those before it were killed.
+async fn leader(own: &Own, round: u32) -> Operator {
+    let id = format!("--leader-election-id=round-{round}");
+    let operator = own.operator(&LEASEHOLD, "pod-1", &[&id]).await;
+    operator.leads().await;
+    operator
+}
+
+/// Each permission is taken away from an operator in the middle of its work (those of watches: before its start); then
+/// something that it does is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn whichever_permission_is_taken_away_something_is_refused() {
+    let own = Own::start_with(audited).await;
+    own.make_namespace("team-a").await;
+    // The roles alone count here.
+    let values = json!({"admissionPolicies": "Off", "flowSchema": {"enabled": false}});
+    own.installed(&LEASEHOLD, &values);
+    let place = Place::new(&own.client, "team-a");
+    let api = Api::<ClusterRole>::all(own.client.clone());
+    let role = api.get("leasehold-operator").await.expect("the role");
+    let whole = role.rules.expect("rules");
+    let write = async |rules: Vec<PolicyRule>| {
+        let mut role = api.get("leasehold-operator").await.expect("the role");
+        role.rules = Some(rules);
+        let create = PostParams::default();
+        let written = api.replace("leasehold-operator", &create, &role).await;
+        written.expect("it is written");
+    };
+    for (round, dropped) in (1_u32..).zip(permissions(&whole)) {
+        let is_of_watches = matches!(dropped.verb.as_str(), "list" | "watch");
+        let silent = format!("silent-{round}");
+        let mut operator = None;
+        if !is_of_watches {
+            operator = Some(leader(&own, round).await);
+            place.make_free(&silent, 2).await;
+        }
+        write(without(&whole, &dropped)).await;
+        until_counts(&own, &dropped, false).await;
+        let known = requests(&own).len();
+        if is_of_watches {
+            operator = Some(own.operator(&LEASEHOLD, "pod-1", &[]).await);
+        } else {
+            place.take(&silent, "pod-3").await;
+            ask_for_everything(&place, round).await;
+        }
+        let seen = tokio::time::timeout(LONG, async {
+            let is_it = |request: &Request| request.code == 403 && request.permission == dropped;
+            while !requests(&own)[known..].iter().any(is_it) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        let seen = seen.await.is_ok();
+        let log = operator.as_ref().map_or_else(String::new, Operator::log);
+        assert!(seen, "nobody needs to {dropped}\n{log}");
+        drop(operator);
+        write(whole.clone()).await;
+        until_counts(&own, &dropped, true).await;
+    }
+}

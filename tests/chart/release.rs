@@ -1,0 +1,208 @@
+//! A cluster of a test's own, and releases of the chart in it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::api::{Api, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use xtask::cluster::{Cluster, Options};
+use xtask::folder::OwnedFolder;
+
+use super::operator_rig::Operator;
+use super::render::{chart, helm, values_file};
+
+/// A control plane, without anything of ours in it.
+pub struct Own {
+    // Before the folder: the API server writes into it.
+    pub cluster: Cluster,
+    pub client: Client,
+    folder: OwnedFolder,
+}
+
+impl Own {
+    pub async fn start() -> Self {
+        Self::start_with(|_| Options::default()).await
+    }
+
+    /// The options may name files in a folder of the test's own.
+    pub async fn start_with(options: impl FnOnce(&Path) -> Options) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = OwnedFolder::new(&std::env::temp_dir(), "leasehold-chart", 0o700);
+        let folder = folder.expect("a folder");
+        let cluster = Cluster::start(&options(folder.path())).expect("a control plane");
+        let config = Kubeconfig::read_from(cluster.kubeconfig()).expect("a kubeconfig");
+        let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await;
+        let client = Client::try_from(config.expect("it names a server")).expect("a client");
+        Self {
+            cluster,
+            client,
+            folder,
+        }
+    }
+
+    /// A file in the test's own folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub async fn make_namespace(&self, name: &str) {
+        let namespace = serde_json::from_value::<Namespace>(json!({"metadata": {"name": name}}));
+        let api = Api::<Namespace>::all(self.client.clone());
+        let made = api
+            .create(&PostParams::default(), &namespace.expect("a namespace"))
+            .await;
+        made.expect("it is made");
+    }
+
+    /// Kubectl, which must do it.
+    pub fn kubectl(&self, args: &[&str]) {
+        self.try_kubectl(args).expect("kubectl does it");
+    }
+
+    /// Whether kubectl does it, else what it says.
+    pub fn try_kubectl(&self, args: &[&str]) -> Result<(), String> {
+        let output = self
+            .cluster
+            .kubectl(args.iter().copied())
+            .output()
+            .expect("kubectl runs");
+        let says = String::from_utf8_lossy(&output.stderr);
+        let done = output.status.success();
+        done.then_some(())
+            .ok_or_else(|| format!("{args:?}: {says}"))
+    }
+
+    /// Whether Helm does it, and what it says.
+    pub fn helm(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = helm();
+        let output = command
+            .env("KUBECONFIG", self.cluster.kubeconfig())
+            .args(args)
+            .output();
+        let output = output.expect("helm runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            Ok(said)
+        } else {
+            Err(said + &String::from_utf8_lossy(&output.stderr))
+        }
+    }
+
+    /// Installs a release, or upgrades it; the notes.
+    pub fn install(
+        &self,
+        chart: &Path,
+        release: &Release,
+        values: &Value,
+        more: &[&str],
+    ) -> Result<String, String> {
+        let file = values_file(values);
+        let (chart, values) = (chart.to_string_lossy(), file.to_string_lossy());
+        let mut args = vec![
+            "upgrade",
+            "--install",
+            "--create-namespace",
+            release.name,
+            &*chart,
+        ];
+        args.extend(["--namespace", release.namespace, "--values", &*values]);
+        args.extend(more);
+        let done = self.helm(&args);
+        std::fs::remove_file(file).expect("it is there");
+        done
+    }
+
+    /// The same with this tree's chart, which must work.
+    pub fn installed(&self, release: &Release, values: &Value) -> String {
+        self.install(&chart(), release, values, &[])
+            .expect("it can be installed")
+    }
+
+    pub fn uninstall(&self, release: &Release) {
+        let args = [
+            "uninstall",
+            release.name,
+            "--namespace",
+            release.namespace,
+            "--wait",
+        ];
+        self.helm(&args).expect("it can be uninstalled");
+    }
+
+    /// A kubeconfig of a service account.
+    pub async fn account(&self, namespace: &str, name: &str) -> PathBuf {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        let request = TokenRequest::default();
+        let token = accounts
+            .create_token_request(name, &PostParams::default(), &request)
+            .await;
+        let token = token.expect("a token").status.expect("a token").token;
+        let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("a kubeconfig");
+        let mut kubeconfig: Value = serde_norway::from_str(&text).expect("YAML");
+        kubeconfig["users"][0]["user"] = json!({"token": token});
+        let path = self.file(&format!(
+            "{namespace}-{name}-{:016x}.kubeconfig",
+            rand::random::<u64>()
+        ));
+        std::fs::write(&path, kubeconfig.to_string()).expect("it can be written");
+        path
+    }
+
+    /// A replica of a release's operator: the container of its Deployment, word by word, as its service account.
+    pub async fn operator(&self, release: &Release, pod: &str, more: &[&str]) -> Operator {
+        let api: Api<Deployment> = Api::namespaced(self.client.clone(), release.namespace);
+        let deployment = api.get(release.full_name).await.expect("a Deployment");
+        let pod_spec = deployment.spec.template.spec.expect("a Pod");
+        let account = pod_spec.service_account_name.expect("an account");
+        let container = pod_spec.containers.into_iter().next().expect("a container");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        // The port is another one, since replicas share this machine; the log is for people; and what a test sets.
+        let ours = ["--http-addr=127.0.0.1:0", "--log-format=text"];
+        let ours = [&ours[..], more].concat();
+        let is_ours = |arg: &str| {
+            ours.iter()
+                .any(|own| own.split('=').next() == arg.split('=').next())
+        };
+        let args = container
+            .args
+            .into_iter()
+            .flatten()
+            .filter(|arg| !is_ours(arg));
+        command.args(args).args(&ours);
+        for variable in container.env.into_iter().flatten() {
+            let from = variable.value_from.and_then(|from| from.field_ref);
+            let value = match from.as_ref().map(|from| from.field_path.as_str()) {
+                Some("metadata.name") => pod.to_owned(),
+                Some("metadata.namespace") => release.namespace.to_owned(),
+                Some(other) => panic!("a field that this test does not know: {other}"),
+                None => variable.value.unwrap_or_default(),
+            };
+            command.env(variable.name, value);
+        }
+        command.env(
+            "KUBECONFIG",
+            self.account(release.namespace, &account).await,
+        );
+        Operator::spawn(command).await
+    }
+}
+
+/// Where a release is, and what its objects are called.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    pub name: &'static str,
+    pub namespace: &'static str,
+    pub full_name: &'static str,
+}
+
+/// The one of the README.
+pub const LEASEHOLD: Release = Release {
+    name: "leasehold",
+    namespace: "leasehold",
+    full_name: "leasehold",
+};
