@@ -144,10 +144,10 @@ mod tests {
             ..LockView::default()
         };
         let take = change::take(&lock, &free, Standing::Free, &who, NextChange::Keep, 1);
-        let held = take.expect("it is free").record;
-        let ended = change::end(&held, kind, "operator", "it had its time", 2);
+        let taken = take.expect("it is free").record;
+        let ended = change::end(&taken, kind, "operator", "it had its time", 2);
         let mut slot = Slot::default();
-        note_news(&mut slot, Some(&held), &ended, 2);
+        note_news(&mut slot, Some(&taken), &ended, 2);
         match slot.news.front() {
             Some(News::Ended(_, _, in_order)) => *in_order,
             other => panic!("{other:?}"),
