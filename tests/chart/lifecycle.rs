@@ -30,6 +30,8 @@ use super::server::within;
 const TEAM: &str = "team-a";
 /// Kubectl waits until what it deletes is gone.
 const DELETED: &str = "--timeout=2m";
+/// The garbage collector looks for new kinds every half a minute, and knows only then whose owner is gone.
+const COLLECTED: Duration = Duration::from_mins(2);
 /// Of the holder that renews: an operator that disturbed it, or ended it, would be seen soon.
 const LEASE_SECONDS: i32 = 10;
 
@@ -348,7 +350,7 @@ async fn an_uninstall_leaves_the_locks_to_their_holders_and_nothing_stuck() {
     within(LONG, "the holder knows", last.lost()).await;
     let gone = |lease: Option<&_>| lease.is_none();
     let gone = await_condition(place.leases.clone(), "held", gone);
-    let gone = within(LONG, "the Lease goes with its lock", gone).await;
+    let gone = within(COLLECTED, "the Lease goes with its lock", gone).await;
     gone.expect("a watch");
     for crd in crds() {
         own.kubectl(&["delete", "crd", &crd.name_any(), DELETED]);
