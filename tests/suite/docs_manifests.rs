@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::docs::{documents, examples, is_kind, read};
 use super::server;
 
-/// Objects of our group in a text: between the fences of a page, or in shell's here-documents, or the whole file.
-fn objects(path: &str) -> Vec<Value> {
+/// All objects in a text: between the fences of a page, or in shell's here-documents, or the whole file.
+fn all_objects(path: &str) -> Vec<Value> {
     let text = read(path);
     let blocks: Vec<&str> = if is_kind(path, "yaml") {
         vec![&text]
@@ -26,11 +26,17 @@ fn objects(path: &str) -> Vec<Value> {
         .map(|one| {
             serde_norway::from_str::<Value>(one).unwrap_or_else(|error| panic!("{path}: {error}"))
         })
-        .filter(|object| {
-            let version = object["apiVersion"].as_str().unwrap_or_default();
-            version.starts_with("leasehold.dev/")
-        })
         .collect()
+}
+
+/// Those of our group.
+fn objects(path: &str) -> Vec<Value> {
+    let mut objects = all_objects(path);
+    objects.retain(|object| {
+        let version = object["apiVersion"].as_str().unwrap_or_default();
+        version.starts_with("leasehold.dev/")
+    });
+    objects
 }
 
 #[tokio::test]
@@ -61,4 +67,30 @@ async fn every_manifest_that_is_printed_is_taken_by_the_server() {
     })
     .await;
     assert!(taken > 5, "only {taken} manifests were found");
+}
+
+/// Under the chart's policies who takes a lock needs the verb `use` on it, whatever else RBAC allows.
+#[test]
+fn every_role_for_holders_that_is_printed_may_use_the_lock() {
+    let has = |list: &Value, word: &str| {
+        let mut words = list.as_array().into_iter().flatten();
+        words.any(|one| one == word)
+    };
+    let mut seen = 0;
+    for path in documents().into_iter().chain(examples()) {
+        for object in all_objects(&path) {
+            let rules = object["rules"].as_array().cloned().unwrap_or_default();
+            let allows = |resource: &str, verb: &str| {
+                let mut rules = rules.iter();
+                rules.any(|rule| has(&rule["resources"], resource) && has(&rule["verbs"], verb))
+            };
+            // Status is the operator's, which the policies know by its name.
+            if allows("leases", "update") && !allows("distributedlocks/status", "update") {
+                let name = &object["metadata"]["name"];
+                assert!(allows("distributedlocks", "use"), "{path}: {name}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 3, "only {seen} roles were found");
 }
