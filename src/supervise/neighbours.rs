@@ -138,18 +138,8 @@ fn foreign(processes: &[Process], own: i32, spared: &[Mark]) -> Vec<Process> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::sample as process;
     use super::*;
-
-    fn process(pid: i32, parent: i32) -> Process {
-        Process {
-            pid,
-            parent,
-            group: pid,
-            session: pid,
-            zombie: false,
-            started: 100 + u64::from(pid.unsigned_abs()),
-        }
-    }
 
     #[test]
     fn who_is_neither_pause_nor_ours_nor_spared_is_foreign() {

@@ -157,20 +157,23 @@ pub(super) fn reap(pid: i32) -> Option<WaitStatus> {
     }
 }
 
+/// A process for tests, alone in its group and session.
+#[cfg(test)]
+pub(super) fn sample(pid: i32, parent: i32) -> Process {
+    Process {
+        pid,
+        parent,
+        group: pid,
+        session: pid,
+        zombie: false,
+        started: 100 + u64::from(pid.unsigned_abs()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::sample as process;
     use super::*;
-
-    fn process(pid: i32, parent: i32) -> Process {
-        Process {
-            pid,
-            parent,
-            group: 1,
-            session: 1,
-            zombie: false,
-            started: 0,
-        }
-    }
 
     #[test]
     fn a_name_with_brackets_and_blanks_is_parsed() {
