@@ -2,24 +2,25 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use xtask::cluster::{Cluster, Options};
 use xtask::folder::OwnedFolder;
 
 use super::operator_rig::Operator;
 use super::render::{chart, helm, values_file};
+use super::server::{client_of, config_of};
 
 /// A control plane, without anything of ours in it.
 pub struct Own {
     // Before the folder: the API server writes into it.
-    pub cluster: Cluster,
+    pub cluster: Arc<Cluster>,
     pub client: Client,
     folder: OwnedFolder,
 }
@@ -31,13 +32,19 @@ impl Own {
 
     /// The options may name files in a folder of the test's own.
     pub async fn start_with(options: impl FnOnce(&Path) -> Options) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let folder = OwnedFolder::new(&std::env::temp_dir(), "leasehold-chart", 0o700);
-        let folder = folder.expect("a folder");
+        let folder = own_folder();
         let cluster = Cluster::start(&options(folder.path())).expect("a control plane");
-        let config = Kubeconfig::read_from(cluster.kubeconfig()).expect("a kubeconfig");
-        let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await;
-        let client = Client::try_from(config.expect("it names a server")).expect("a client");
+        Self::of(Arc::new(cluster), folder).await
+    }
+
+    /// A running cluster that others use, too.
+    #[allow(dead_code, reason = "only tests in Pods share one")]
+    pub async fn at(cluster: Arc<Cluster>) -> Self {
+        Self::of(cluster, own_folder()).await
+    }
+
+    async fn of(cluster: Arc<Cluster>, folder: OwnedFolder) -> Self {
+        let client = client_of(config_of(&cluster.kubeconfig()).await);
         Self {
             cluster,
             client,
@@ -190,6 +197,11 @@ impl Own {
         );
         Operator::spawn(command).await
     }
+}
+
+fn own_folder() -> OwnedFolder {
+    let folder = OwnedFolder::new(&std::env::temp_dir(), "leasehold-chart", 0o700);
+    folder.expect("a folder")
 }
 
 /// Where a release is, and what its objects are called.
