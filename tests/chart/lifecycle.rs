@@ -1,28 +1,23 @@
 //! What becomes of locks when a release comes, changes and goes.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::await_condition;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Config, ResourceExt};
 use leasehold::api::{ClaimPhase, LockClaimSpec, crds};
 use leasehold::client::{Guard, Locks};
-use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 use serde_json::json;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 
+use super::lease_watch::LeaseWatch;
 use super::operator_place::{fixed, token, with_pod};
 use super::operator_rig::{LONG, Operator, Place, ends, is_free, lasting};
-use super::release::{LEASEHOLD, Own, Release};
+use super::release::{LEASEHOLD, Own, Release, previous_definitions};
 use super::render::chart;
 use super::run_bench::{hold, until};
 use super::server::within;
@@ -128,41 +123,6 @@ async fn worker(own: &Own) -> PathBuf {
     own.account(TEAM, "worker").await
 }
 
-/// Tells of each change of the holder of the election's Lease; empty where nobody leads.
-fn leaders(own: &Own) -> UnboundedReceiver<(MonoInstant, String)> {
-    let leases: Api<Lease> = Api::namespaced(own.client.clone(), LEASEHOLD.namespace);
-    let (tell, told) = unbounded_channel();
-    let only = watcher::Config::default().fields("metadata.name=leasehold-operator");
-    tokio::spawn(async move {
-        let mut seen = watcher(leases, only).applied_objects().boxed();
-        while let Ok(Some(lease)) = seen.try_next().await {
-            let holder = lease
-                .spec
-                .and_then(|spec| spec.holder_identity)
-                .unwrap_or_default();
-            let _ = tell.send((MonoInstant::now(), holder));
-        }
-    });
-    told
-}
-
-/// How long nobody led, each time.
-fn gaps(told: &mut UnboundedReceiver<(MonoInstant, String)>) -> Vec<Duration> {
-    let mut gaps = vec![];
-    let mut free_since = None;
-    while let Ok((at, holder)) = told.try_recv() {
-        match (holder.is_empty(), free_since) {
-            (true, None) => free_since = Some(at),
-            (false, Some(since)) => {
-                gaps.push(at.saturating_duration_since(since));
-                free_since = None;
-            }
-            _ => {}
-        }
-    }
-    gaps
-}
-
 async fn stop(mut operator: Operator) {
     operator.signal(Signal::TERM);
     let ended = operator.ended().await;
@@ -178,40 +138,11 @@ async fn stands_by(operator: &Operator) {
         .await;
 }
 
-/// The definitions of the version before the chart, as `kubectl apply -f crds/` had them.
-fn previous_definitions() -> PathBuf {
-    xtask::repository().join("tests/chart/previous")
-}
-
-/// A chart of the version before: its definitions, and nothing that came later.
-fn previous_chart(own: &Own) -> PathBuf {
-    let previous = own.file("previous");
-    xtask::folder::copy(&chart(), &previous).expect("a copy");
-    let about = previous.join("Chart.yaml");
-    let text = fs::read_to_string(&about).expect("Chart.yaml");
-    let text = text.replace("ersion: 0.1.0", "ersion: 0.0.9");
-    assert!(text.contains("\nversion: 0.0.9\n"), "{text}");
-    fs::write(about, text).expect("it can be written");
-    let templates = previous.join("templates");
-    let _ = fs::remove_dir_all(templates.join("policies"));
-    for name in ["distributedlocks.yaml", "lockclaims.yaml"] {
-        let text = fs::read_to_string(previous_definitions().join(name)).expect("the definition");
-        let kept = "metadata:\n  annotations: {helm.sh/resource-policy: keep}\n";
-        fs::write(
-            templates.join("crds").join(name),
-            text.replacen("metadata:\n", kept, 1),
-        )
-        .expect("it can be written");
-    }
-    previous
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_hands_the_lead_over_at_once_and_keeps_held_locks_held() {
     let own = Own::start().await;
     own.make_namespace(TEAM).await;
-    let previous = previous_chart(&own);
-    own.install(&previous, &LEASEHOLD, &json!({}), &[])
+    own.install(&own.previous_chart(), &LEASEHOLD, &json!({}), &[])
         .expect("the previous chart");
     let (first, second) = (
         own.operator(&LEASEHOLD, "old-1", &[]).await,
@@ -219,7 +150,7 @@ async fn an_upgrade_hands_the_lead_over_at_once_and_keeps_held_locks_held() {
     );
     let worker = worker(&own).await;
     let holders = Holders::begin(&own, locks(&worker).await).await;
-    let mut led = leaders(&own);
+    let mut led = LeaseWatch::of_the_lead(&own, &LEASEHOLD).await;
 
     let notes = own.installed(&LEASEHOLD, &json!({}));
     assert!(
@@ -244,12 +175,7 @@ async fn an_upgrade_hands_the_lead_over_at_once_and_keeps_held_locks_held() {
         false
     };
     new[0].eventually("a new one leads", leads).await;
-    let gaps = gaps(&mut led);
-    assert!(!gaps.is_empty(), "the lead was handed over");
-    assert!(
-        gaps.iter().all(|gap| *gap < Duration::from_secs(1)),
-        "nobody led for {gaps:?}"
-    );
+    led.handed_over_at_once();
 
     let place = Place::new(&own.client, TEAM);
     place.make_free("after", 15).await;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::api::{Api, PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
+use kube::api::{Api, DeleteParams, PostParams};
 use leasehold::api::LockClaimSpec;
 use serde_json::{Value, json};
 use xtask::cluster::Options;
@@ -279,13 +280,14 @@ async fn the_roles_of_watched_namespaces_hold_what_the_operator_asks_for_and_no_
 }
 
 /// Waits until the server's answer to this permission is `allowed`: it learns of changed roles by a watch.
-async fn until_counts(own: &Own, permission: &Permission, allowed: bool) {
+async fn until_counts(own: &Own, permission: &Permission, on: &On<'_>, allowed: bool) {
     let (resource, sub) = permission
         .resource
         .split_once('/')
         .unwrap_or((&permission.resource, ""));
     let review = json!({"metadata": {}, "spec": {"user": OPERATOR, "resourceAttributes": {
-        "verb": permission.verb, "group": permission.group, "resource": resource, "subresource": sub, "namespace": "team-a"}}});
+        "verb": permission.verb, "group": permission.group, "resource": resource, "subresource": sub,
+        "namespace": on.namespace, "name": on.name}}});
     let review: SubjectAccessReview = serde_json::from_value(review).expect("a review");
     let api = Api::<SubjectAccessReview>::all(own.client.clone());
     within(LONG, "a changed role counts", async {
@@ -304,6 +306,23 @@ async fn until_counts(own: &Own, permission: &Permission, allowed: bool) {
         }
     })
     .await;
+}
+
+/// Which object a permission is about; all of the namespace where it has no name.
+struct On<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// Whether the operator is refused this, from the request `known` on, before it takes long.
+async fn is_refused(own: &Own, permission: &Permission, known: usize) -> bool {
+    let refused = async {
+        let is_it = |request: &Request| request.code == 403 && request.permission == *permission;
+        while !requests(own)[known..].iter().any(is_it) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LONG, refused).await.is_ok()
 }
 
 /// Starts one that leads, in an election of its own: those before it were killed.
@@ -343,7 +362,11 @@ async fn whichever_permission_is_taken_away_something_is_refused() {
             place.make_free(&silent, 2).await;
         }
         write(without(&whole, &dropped)).await;
-        until_counts(&own, &dropped, false).await;
+        let on = On {
+            namespace: "team-a",
+            name: "",
+        };
+        until_counts(&own, &dropped, &on, false).await;
         let known = requests(&own).len();
         if is_of_watches {
             operator = Some(own.operator(&LEASEHOLD, "pod-1", &[]).await);
@@ -351,17 +374,75 @@ async fn whichever_permission_is_taken_away_something_is_refused() {
             place.take(&silent, "pod-3").await;
             ask_for_everything(&place, round).await;
         }
-        let seen = tokio::time::timeout(LONG, async {
-            let is_it = |request: &Request| request.code == 403 && request.permission == dropped;
-            while !requests(&own)[known..].iter().any(is_it) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
-        let seen = seen.await.is_ok();
+        let seen = is_refused(&own, &dropped, known).await;
         let log = operator.as_ref().map_or_else(String::new, Operator::log);
         assert!(seen, "nobody needs to {dropped}\n{log}");
         drop(operator);
         write(whole.clone()).await;
-        until_counts(&own, &dropped, true).await;
+        until_counts(&own, &dropped, &on, true).await;
+    }
+}
+
+/// Where a release looks after some namespaces, the role of its election is all that it may do in its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn whichever_permission_of_the_election_is_taken_away_something_is_refused() {
+    const LEASE: &str = "leasehold-operator";
+    const ROLE: &str = "leasehold-operator-election";
+    let own = Own::start_with(audited).await;
+    own.make_namespace("team-a").await;
+    let values = json!({"watchNamespaces": ["team-a"], "admissionPolicies": "Off", "flowSchema": {"enabled": false}});
+    own.installed(&LEASEHOLD, &values);
+    let namespace = LEASEHOLD.namespace;
+    let leases = Api::<Lease>::namespaced(own.client.clone(), namespace);
+    let api = Api::<Role>::namespaced(own.client.clone(), namespace);
+    let whole = api.get(ROLE).await.expect("the role").rules;
+    let whole = whole.expect("rules");
+    let write = async |rules: Vec<PolicyRule>| {
+        let mut role = api.get(ROLE).await.expect("the role");
+        role.rules = Some(rules);
+        let written = api.replace(ROLE, &PostParams::default(), &role).await;
+        written.expect("it is written");
+    };
+    let replicas = [
+        own.operator(&LEASEHOLD, "pod-1", &[]).await,
+        own.operator(&LEASEHOLD, "pod-2", &[]).await,
+    ];
+    let permissions = permissions(&whole);
+    assert_eq!(permissions.len(), 5, "{permissions:?}");
+    for dropped in permissions {
+        replicas[0]
+            .eventually("one leads, the other stands by", async || {
+                let mut leading = 0.0;
+                for replica in &replicas {
+                    let leads = replica.metric("leasehold_leader").await;
+                    leading += leads.unwrap_or_default();
+                }
+                (leading - 1.0_f64).abs() < 0.1
+            })
+            .await;
+        write(without(&whole, &dropped)).await;
+        // RBAC can't tie a create to a name.
+        let is_create = dropped.verb == "create";
+        let name = if is_create { "" } else { LEASE };
+        let on = On { namespace, name };
+        until_counts(&own, &dropped, &on, false).await;
+        let known = requests(&own).len();
+        let mut another = None;
+        match dropped.verb.as_str() {
+            // Only a new one begins to list and to watch.
+            "list" | "watch" => another = Some(own.operator(&LEASEHOLD, "pod-3", &[]).await),
+            "create" => {
+                let deleted = leases.delete(LEASE, &DeleteParams::default()).await;
+                deleted.expect("it can be deleted");
+            }
+            _ => {}
+        }
+        let seen = is_refused(&own, &dropped, known).await;
+        let logs = replicas.iter().chain(&another).map(Operator::log);
+        let logs = logs.collect::<Vec<_>>().join("\n\n");
+        assert!(seen, "nobody needs to {dropped}\n{logs}");
+        drop(another);
+        write(whole.clone()).await;
+        until_counts(&own, &dropped, &on, true).await;
     }
 }

@@ -1,5 +1,6 @@
 //! A cluster of a test's own, and releases of the chart in it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ impl Own {
         args.extend(["--namespace", release.namespace, "--values", &*values]);
         args.extend(more);
         let done = self.helm(&args);
-        std::fs::remove_file(file).expect("it is there");
+        fs::remove_file(file).expect("it is there");
         done
     }
 
@@ -128,6 +129,28 @@ impl Own {
     pub fn installed(&self, release: &Release, values: &Value) -> String {
         self.install(&chart(), release, values, &[])
             .expect("it can be installed")
+    }
+
+    /// A chart of the version before: its definitions, and nothing that came later.
+    pub fn previous_chart(&self) -> PathBuf {
+        let previous = self.file("previous");
+        xtask::folder::copy(&chart(), &previous).expect("a copy");
+        let about = previous.join("Chart.yaml");
+        let text = fs::read_to_string(&about).expect("Chart.yaml");
+        let text = text.replace("ersion: 0.1.0", "ersion: 0.0.9");
+        assert!(text.contains("\nversion: 0.0.9\n"), "{text}");
+        fs::write(about, text).expect("it can be written");
+        let templates = previous.join("templates");
+        let _ = fs::remove_dir_all(templates.join("policies"));
+        for name in ["distributedlocks.yaml", "lockclaims.yaml"] {
+            let text = fs::read_to_string(previous_definitions().join(name));
+            let kept = "metadata:\n  annotations: {helm.sh/resource-policy: keep}\n";
+            let text = text
+                .expect("the definition")
+                .replacen("metadata:\n", kept, 1);
+            fs::write(templates.join("crds").join(name), text).expect("it can be written");
+        }
+        previous
     }
 
     pub fn uninstall(&self, release: &Release) {
@@ -149,14 +172,14 @@ impl Own {
             .create_token_request(name, &PostParams::default(), &request)
             .await;
         let token = token.expect("a token").status.expect("a token").token;
-        let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("a kubeconfig");
+        let text = fs::read_to_string(self.cluster.kubeconfig()).expect("a kubeconfig");
         let mut kubeconfig: Value = serde_norway::from_str(&text).expect("YAML");
         kubeconfig["users"][0]["user"] = json!({"token": token});
         let path = self.file(&format!(
             "{namespace}-{name}-{:016x}.kubeconfig",
             rand::random::<u64>()
         ));
-        std::fs::write(&path, kubeconfig.to_string()).expect("it can be written");
+        fs::write(&path, kubeconfig.to_string()).expect("it can be written");
         path
     }
 
@@ -197,6 +220,11 @@ impl Own {
         );
         Operator::spawn(command).await
     }
+}
+
+/// The definitions of the version before the chart, as `kubectl apply -f crds/` had them.
+pub fn previous_definitions() -> PathBuf {
+    xtask::repository().join("tests/chart/previous")
 }
 
 fn own_folder() -> OwnedFolder {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use leasehold::api::crds;
@@ -208,6 +208,49 @@ fn every_metric_of_rules_and_dashboard_exists_and_every_metric_is_on_the_dashboa
         rules.contains(r#"namespace=\"leasehold\",service=\"leasehold\""#),
         "{rules}"
     );
+}
+
+/// The values of all fields `expr`, wherever they are.
+fn expressions<'a>(value: &'a Value, into: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(fields) => {
+            into.extend(fields.get("expr").and_then(Value::as_str));
+            fields.values().for_each(|value| expressions(value, into));
+        }
+        Value::Array(items) => items.iter().for_each(|item| expressions(item, into)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_expression_of_rules_and_dashboard_is_promql() {
+    let values = json!({"prometheusRule": {"enabled": true}, "dashboard": {"enabled": true}});
+    let objects = render(RELEASE, RELEASE, &values);
+    let dashboard = of_kind(&objects, "ConfigMap")[0]["data"]["leasehold.json"]
+        .as_str()
+        .expect("a dashboard")
+        // Grafana puts a duration there.
+        .replace("$__rate_interval", "1m");
+    let dashboard = serde_json::from_str(&dashboard).expect("JSON");
+    let mut all = vec![];
+    expressions(&dashboard, &mut all);
+    expressions(of_kind(&objects, "PrometheusRule")[0], &mut all);
+    assert!(all.len() > 25, "{all:?}");
+    // One that is none, so that something is seen to be read.
+    for (lines, right) in [(all.join("\n"), true), ("sum(".to_owned(), false)] {
+        let parser = xtask::promql::ensure().expect("the parser");
+        let mut parser = Command::new(parser)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the parser runs");
+        let mut input = parser.stdin.take().expect("its input");
+        input.write_all(lines.as_bytes()).expect("it reads");
+        drop(input);
+        let done = parser.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.success(), right, "{said}");
+    }
 }
 
 #[test]

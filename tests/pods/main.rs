@@ -4,8 +4,13 @@
 //! the node or to the release start a node of their own.
 #![cfg(target_os = "linux")]
 
+mod chart;
+mod injection;
+#[allow(dead_code, reason = "each topic uses some of it")]
 mod stage;
 
+#[path = "../chart/lease_watch.rs"]
+mod lease_watch;
 #[allow(dead_code, reason = "shared with the tests of the chart")]
 #[path = "../chart/release.rs"]
 mod release;

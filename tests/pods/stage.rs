@@ -2,42 +2,60 @@
 
 use std::fs;
 use std::io::Write;
-
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Client, ResourceExt};
+use leasehold::api::names;
+use leasehold::clock::MonoInstant;
 use serde_json::{Value, json};
 use xtask::cluster::{Cluster, Options};
 use xtask::node::BUSYBOX;
-use xtask::node::image::{PRODUCT, Stage, product};
+use xtask::node::image::{PRODUCT, Stage, product, program};
+use xtask::node::oci::Entry;
 
 use super::operator_rig::Place;
 use super::release::{LEASEHOLD, Own};
+use super::run_bench::until;
 use super::server::within;
 
 /// A Pod starts in a second or two; this is for a machine that is busy elsewhere.
 pub const LONG: Duration = Duration::from_secs(120);
+
+/// Busybox with our program beside it, as people put it into the image of a command that they wrap.
+pub const WRAPPED: &str = "localhost/wrapped:1";
 
 /// The values of the release that tests share.
 pub fn values() -> Value {
     json!({"image": {"tag": "dev"}, "injection": {"enabled": true}})
 }
 
-/// A node of one's own with the product's image and busybox on it, and nothing of ours installed.
+/// A node of one's own with the product's image, busybox and [`WRAPPED`] on it, and nothing of ours installed.
 pub fn node() -> Cluster {
+    // Once a process: it is the same for all nodes.
+    static IMAGE: LazyLock<PathBuf> =
+        LazyLock::new(|| product(Stage::Replaced).expect("the product's image"));
+    static PROGRAM: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let program = program().expect("the program of the image");
+        fs::read(program).expect("it can be read")
+    });
+    let image = &*IMAGE;
     let cluster = Cluster::start(&Options {
         node: true,
         ..Options::default()
     })
     .expect("a node");
-    let archive = product(Stage::Replaced).expect("the product's image");
-    cluster.load(&archive).expect("the node takes it");
+    cluster.load(image).expect("the node takes the image");
     cluster.load_busybox().expect("the node takes busybox");
+    let program = Entry::Program("bin/leasehold", &PROGRAM);
+    cluster
+        .load_busybox_with(WRAPPED, vec![program])
+        .expect("the node takes a wrapped command's image");
     cluster
 }
 
@@ -66,6 +84,7 @@ impl Team {
             .get_or_init(async || {
                 own.install(&super::render::chart(), &LEASEHOLD, &values(), &["--wait"])
                     .expect("it can be installed");
+                until_it_injects(&own.client).await;
             })
             .await;
         Self::on(own).await
@@ -122,23 +141,54 @@ impl Team {
 
     /// Applies manifests as people do.
     pub fn apply_text(&self, manifests: &str) {
-        let mut child = self
-            .cluster()
-            .kubectl(["--namespace", &self.namespace, "apply", "--filename=-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("kubectl runs");
-        let mut input = child.stdin.take().expect("a pipe");
-        input.write_all(manifests.as_bytes()).expect("it reads");
-        drop(input);
-        assert!(child.wait().expect("it ends").success(), "{manifests}");
+        self.tell_kubectl(&["apply", "--filename=-"], manifests)
+            .expect("kubectl applies it");
     }
 
     /// Applies objects.
     pub fn apply(&self, objects: &[Value]) {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        self.apply_text(&list.to_string());
+        self.apply_text(&list_of(objects));
+    }
+
+    /// Makes objects as a service account of the namespace; what the server says where it refuses.
+    pub fn create_as(&self, account: &str, objects: &[Value]) -> Result<(), String> {
+        let user = format!("--as=system:serviceaccount:{}:{account}", self.namespace);
+        self.tell_kubectl(&["create", &user, "--filename=-"], &list_of(objects))
+    }
+
+    /// Runs kubectl in the namespace with this as its input; what it says where it fails.
+    fn tell_kubectl(&self, args: &[&str], input: &str) -> Result<(), String> {
+        let mut child = self
+            .cluster()
+            .kubectl(["--namespace", &self.namespace])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("kubectl runs");
+        let mut pipe = child.stdin.take().expect("a pipe");
+        pipe.write_all(input.as_bytes()).expect("it reads");
+        drop(pipe);
+        let done = child.wait_with_output().expect("it ends");
+        let says = String::from_utf8_lossy(&done.stderr).into_owned();
+        let succeeded = done.status.success();
+        succeeded.then_some(()).ok_or(says)
+    }
+
+    /// A service account that may do what these rules of RBAC say.
+    pub fn account(&self, name: &str, rules: &Value) {
+        let rbac = "rbac.authorization.k8s.io";
+        let meta = json!({"name": name});
+        self.apply(&[
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}),
+            json!({"apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": meta, "rules": rules}),
+            json!({
+                "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": meta,
+                "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}],
+            }),
+        ]);
     }
 
     /// Applies an example of the repository, with images that the node has in the place of those to be filled in.
@@ -169,11 +219,123 @@ impl Team {
         gone.expect("a watch");
     }
 
+    /// Waits until a container of a Pod runs.
+    pub async fn container_runs(&self, pod: &str, container: &str) -> Pod {
+        let what = format!("{container} runs");
+        self.pod_is(pod, &what, |pod| {
+            status_of(pod, container).is_some_and(|status| {
+                let state = status.state.as_ref();
+                state.is_some_and(|state| state.running.is_some())
+            })
+        })
+        .await
+    }
+
+    /// What a container printed, once that says something.
+    pub async fn said<T>(&self, pod: &str, container: &str, find: impl Fn(&str) -> Option<T>) -> T {
+        let give_up = MonoInstant::now() + LONG;
+        loop {
+            let logs = self.logs(pod, container);
+            if let Some(found) = find(&logs) {
+                return found;
+            }
+            let late = MonoInstant::now() > give_up;
+            assert!(!late, "not within {LONG:?}: {pod}/{container}: {logs}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// The processes of a container, as this machine numbers them.
+    pub fn pids(&self, pod: &Pod, container: &str) -> Vec<u32> {
+        let id = status_of(pod, container).and_then(|status| status.container_id.clone());
+        let id = id.expect("it was started");
+        let id = id.trim_start_matches("containerd://");
+        let node = self.cluster().cgroup().expect("the node's cgroup");
+        let pods = Path::new("/sys/fs/cgroup/pids").join(node).join("kubepods");
+        let uid = pod.uid().expect("a uid");
+        let procs = ["", "burstable", "besteffort"].map(|class| {
+            let dir = pods.join(class).join(format!("pod{uid}")).join(id);
+            fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default()
+        });
+        let pids: Result<_, _> = procs.concat().lines().map(str::parse).collect();
+        pids.expect("numbers")
+    }
+
     /// What a container printed so far.
     pub fn logs(&self, pod: &str, container: &str) -> String {
         self.try_kubectl(&["logs", pod, "--container", container])
             .unwrap_or_default()
     }
+}
+
+/// A server learns of policies a moment after they are made.
+async fn until_it_injects(client: &Client) {
+    let mut asks = pod("asks", PRODUCT, &[]);
+    asks["metadata"]["annotations"] = json!({names::ANNOTATION_LOCK: "nightly"});
+    let asks = serde_json::from_value(asks).expect("a pod");
+    let pods = Api::<Pod>::namespaced(client.clone(), "default");
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    until("the server injects", LONG, async || {
+        let made: Pod = pods.create(&dry_run, &asks).await.expect("a pod");
+        made.spec.is_some_and(|spec| spec.init_containers.is_some())
+    })
+    .await;
+}
+
+/// How long something took that began then.
+pub fn since(began: MonoInstant) -> Duration {
+    MonoInstant::now().saturating_duration_since(began)
+}
+
+/// What a Pod's account needs to hold this lock, and no more: as docs/policies.md tells.
+pub fn least_rights(lock: &str) -> Value {
+    json!([
+        {
+            "apiGroups": ["leasehold.dev"], "resources": ["distributedlocks"], "resourceNames": [lock],
+            "verbs": ["get", "list", "watch", "use"],
+        },
+        {
+            "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [lock],
+            "verbs": ["get", "list", "watch", "update"],
+        },
+        {
+            "apiGroups": ["leasehold.dev"], "resources": ["lockclaims"],
+            "verbs": ["create", "get", "list", "watch", "delete"],
+        },
+    ])
+}
+
+/// A Pod of one container `main` that the restricted Pod security standard lets in.
+pub fn pod(name: &str, image: &str, command: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "main", "image": image, "command": command,
+                "securityContext": {
+                    "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }],
+        },
+    })
+}
+
+/// What the kubelet says of a container, native sidecars included.
+pub fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let apps = status.container_statuses.iter().flatten();
+    let inits = status.init_container_statuses.iter().flatten();
+    apps.chain(inits).find(|status| status.name == container)
+}
+
+fn list_of(objects: &[Value]) -> String {
+    json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string()
 }
 
 /// An example's text, with images that the node has.

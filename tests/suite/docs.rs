@@ -239,7 +239,12 @@ fn every_dependency_has_its_reason() {
             expect(&manifest, crates_in(&manifest), section(member));
         }
     }
-    for module in ["hack/controlplane", "hack/elector", "hack/helm"] {
+    for module in [
+        "hack/controlplane",
+        "hack/elector",
+        "hack/helm",
+        "hack/promql",
+    ] {
         let manifest = format!("{module}/go.mod");
         expect(&manifest, modules_in(&manifest), section(module));
     }

@@ -306,12 +306,18 @@ impl Cluster {
 
     /// Gives the node [`BUSYBOX`], whose containers run `sh`, `nc` and the like.
     pub fn load_busybox(&self) -> Result<()> {
+        self.load_busybox_with(BUSYBOX, vec![])
+    }
+
+    /// The same tools under another name, and more: as an image of people's own that has a program of ours in it.
+    pub fn load_busybox_with(&self, name: &str, more: Vec<oci::Entry<'_>>) -> Result<()> {
         let program = fs::read(busybox().context("there is no busybox: install busybox-static")?)?;
         let links: Vec<_> = TOOLS.iter().map(|tool| format!("bin/{tool}")).collect();
         let mut entries = vec![oci::Entry::Program("bin/busybox", &program)];
         entries.extend(links.iter().map(|link| oci::Entry::Link(link, "busybox")));
+        entries.extend(more);
         let image = oci::Image {
-            name: BUSYBOX,
+            name,
             entries: &entries,
             entrypoint: &[],
             user: "65532:65532",

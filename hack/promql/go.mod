@@ -1,0 +1,3 @@
+module leasehold.dev/hack/promql
+
+go 1.26.0
