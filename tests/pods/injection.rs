@@ -105,9 +105,9 @@ async fn of_two_pods_one_works_and_the_other_takes_over_within_two_seconds_of_it
     })
     .await;
     let ended = MonoInstant::now();
-    let taken = held.until(|name| name == "second");
-    let (_, taken) = within(LONG, "the second one takes it", taken).await;
-    let took = taken.saturating_duration_since(ended);
+    let next = held.until(|name| name == "second");
+    let (_, at) = within(LONG, "the second one takes it", next).await;
+    let took = at.saturating_duration_since(ended);
     println!("taken {took:?} after the app's end");
     assert!(took < HAND_OVER, "{took:?}");
 

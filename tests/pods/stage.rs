@@ -25,7 +25,7 @@ use super::run_bench::until;
 use super::server::within;
 
 /// A Pod starts in a second or two; this is for a machine that is busy elsewhere.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_mins(2);
 
 /// Busybox with our program beside it, as people put it into the image of a command that they wrap.
 pub const WRAPPED: &str = "localhost/wrapped:1";
@@ -215,7 +215,7 @@ impl Team {
     /// Waits until a Pod is gone.
     pub async fn pod_goes(&self, name: &str) {
         let gone = await_condition(self.pods(), name, |pod: Option<&Pod>| pod.is_none());
-        let gone = within(LONG, "the pod goes", gone).await;
+        let gone = Box::pin(within(LONG, "the pod goes", gone)).await;
         gone.expect("a watch");
     }
 
@@ -257,8 +257,8 @@ impl Team {
             let dir = pods.join(class).join(format!("pod{uid}")).join(id);
             fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default()
         });
-        let pids: Result<_, _> = procs.concat().lines().map(str::parse).collect();
-        pids.expect("numbers")
+        let numbers: Result<_, _> = procs.concat().lines().map(str::parse).collect();
+        numbers.expect("they are numbers")
     }
 
     /// What a container printed so far.

@@ -12,7 +12,7 @@ pub fn ensure() -> Result<PathBuf> {
         name: "promql",
         package: ".",
         link_flags: "",
-        words: "Building the PromQL parser (once; about a minute)",
+        words: "Building the PromQL parser (once; half a minute)",
     };
     build.ensure()
 }
