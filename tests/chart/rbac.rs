@@ -410,6 +410,10 @@ async fn whichever_permission_of_the_election_is_taken_away_something_is_refused
     let permissions = permissions(&whole);
     assert_eq!(permissions.len(), 5, "{permissions:?}");
     for dropped in permissions {
+        // Whoever is not ready yet does not stand for election.
+        for replica in &replicas {
+            replica.is_ready().await;
+        }
         replicas[0]
             .eventually("one leads, the other stands by", async || {
                 let mut leading = 0.0;
