@@ -10,6 +10,7 @@ use crate::gobuild::Build;
 pub fn ensure() -> Result<PathBuf> {
     let build = Build {
         name: "elector",
+        module: "hack/elector",
         package: ".",
         link_flags: "",
         words: "Building the client-go elector (once; up to two minutes)",

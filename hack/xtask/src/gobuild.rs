@@ -1,4 +1,4 @@
-//! Builds one program from a Go module of `hack/`, once for every state of its folder.
+//! Builds one program from a Go module of the repository, once for every state of its folder.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,8 +14,10 @@ use crate::progress::Progress;
 
 /// What is to be built.
 pub struct Build<'a> {
-    /// The module's folder in `hack`, and the program's name.
+    /// The program's name.
     pub name: &'a str,
+    /// The folder of its module, from the repository's root.
+    pub module: &'a str,
     /// The package with its `main`.
     pub package: &'a str,
     /// For the linker, besides leaving out what debuggers need.
@@ -27,7 +29,7 @@ pub struct Build<'a> {
 impl Build<'_> {
     /// The program, in a folder of its own in the cache; built now if it is not there.
     pub fn ensure(&self) -> Result<PathBuf> {
-        let source = crate::repository().join("hack").join(self.name);
+        let source = crate::repository().join(self.module);
         let base = cache::root()?.join(self.name);
         fs::create_dir_all(&base)?;
         let dir = base.join(format!("bin-{}", key(&source)?));
@@ -58,7 +60,7 @@ impl Build<'_> {
         if !output.status.success() {
             progress.give_up();
             let words = String::from_utf8_lossy(&output.stderr);
-            bail!("`go build` in hack/{} failed:\n{words}", self.name);
+            bail!("`go build` in {} failed:\n{words}", self.module);
         }
         fs::rename(&fresh, &dir)?;
         progress.done("");

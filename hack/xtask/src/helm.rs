@@ -16,6 +16,7 @@ pub fn ensure() -> Result<PathBuf> {
     let version = required(&go_mod, MODULE).context("hack/helm/go.mod does not require Helm")?;
     let build = Build {
         name: "helm",
+        module: "hack/helm",
         package: &format!("{MODULE}/cmd/helm"),
         // Without it, Helm tells the version of its branch only.
         link_flags: &format!("-X {MODULE}/internal/version.version={version}"),

@@ -10,6 +10,7 @@ use crate::gobuild::Build;
 pub fn ensure() -> Result<PathBuf> {
     let build = Build {
         name: "promql",
+        module: "hack/promql",
         package: ".",
         link_flags: "",
         words: "Building the PromQL parser (once; half a minute)",

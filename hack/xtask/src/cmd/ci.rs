@@ -98,14 +98,27 @@ fn library() -> Result<Outcome> {
 
 /// Only our own packages: checking those of Kubernetes is not ours.
 fn go() -> Result<Outcome> {
-    let dir = xtask::repository().join("hack/controlplane");
     let go = Go::find()?;
-    let ours = [".", "./pause", "./supervise"];
+    for (module, formatted, vetted) in [
+        (
+            "hack/controlplane",
+            &[".", "./pause", "./supervise"][..],
+            &["./pause", "./supervise"][..],
+        ),
+        ("examples/leader-go", &["."], &["."]),
+    ] {
+        check_go(&go, module, formatted, vetted)?;
+    }
+    Ok(one())
+}
+
+fn check_go(go: &Go, module: &str, formatted: &[&str], vetted: &[&str]) -> Result<()> {
+    let dir = xtask::repository().join(module);
     let unformatted = output(
         go.command()
             .arg("fmt")
             .arg("-n")
-            .args(ours)
+            .args(formatted)
             .current_dir(&dir),
     )?;
     // `go fmt -n` prints the gofmt commands that it would run; the same with -l instead of -w lists files.
@@ -116,17 +129,18 @@ fn go() -> Result<Outcome> {
         let listed = output(Command::new(gofmt).arg("-l").args(files).current_dir(&dir))?;
         ensure!(
             listed.is_empty(),
-            "not formatted, run `go fmt ./...` in hack/controlplane: {}",
+            "not formatted, run `go fmt ./...` in {module}: {}",
             listed.trim()
         );
     }
     output(
         go.command()
-            .args(["vet", "./pause", "./supervise"])
+            .arg("vet")
+            .args(vetted)
             .env("CGO_ENABLED", "0")
             .current_dir(&dir),
     )?;
-    Ok(one())
+    Ok(())
 }
 
 /// The scripts that can't be run on a machine without an engine.

@@ -322,7 +322,7 @@ impl Cluster {
             entrypoint: &[],
             user: "65532:65532",
         };
-        self.load_made("busybox", &image)
+        self.load_made(&image)
     }
 
     /// The image without which no Pod starts.
@@ -334,11 +334,13 @@ impl Cluster {
             entrypoint: &["/pause"],
             user: "65535:65535",
         };
-        self.load_made("pause", &image)
+        self.load_made(&image)
     }
 
-    fn load_made(&self, name: &str, image: &oci::Image<'_>) -> Result<()> {
+    /// Gives the node an image that is made here.
+    pub fn load_made(&self, image: &oci::Image<'_>) -> Result<()> {
         self.node_pid()?;
+        let name = image.name.replace(['/', ':'], "-");
         let path = self.dir().join(format!("node/{name}.tar"));
         fs::write(&path, image.archive())?;
         self.load(&path)?;

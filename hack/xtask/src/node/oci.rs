@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 /// The length of a block of a tar archive.
 const BLOCK: usize = 512;
+/// The room for a name in its header.
+const NAME: usize = 100;
 
 /// A file of an image.
 pub enum Entry<'a> {
@@ -118,6 +120,15 @@ impl Blob {
     }
 }
 
+/// A path in two, as the header has it: 100 bytes for the end, and 155 for what comes before a slash.
+fn split(path: &str) -> (&str, &str) {
+    let at = path.len().checked_sub(NAME + 1).map(|least| {
+        let slash = path[least..].find('/');
+        least + slash.expect("a name that a tar archive has room for")
+    });
+    at.map_or(("", path), |at| (&path[..at], &path[at + 1..]))
+}
+
 /// A tar archive in the POSIX form, with the same bytes for the same files.
 #[derive(Default)]
 struct Tar(Vec<u8>);
@@ -136,7 +147,9 @@ impl Tar {
     fn header(&mut self, path: &str, mode: u32, size: usize, kind: u8, target: &str) {
         let mut header = [0_u8; BLOCK];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, path.as_bytes());
+        let (folder, name) = split(path);
+        put(345, folder.as_bytes());
+        put(0, name.as_bytes());
         put(100, format!("{mode:07o}").as_bytes());
         put(108, b"0000000");
         put(116, b"0000000");
@@ -164,6 +177,17 @@ mod tests {
 
     use std::fs;
     use std::process::Command;
+
+    #[test]
+    fn a_long_path_is_split_at_a_slash() {
+        assert_eq!(split("bin/x"), ("", "bin/x"));
+        let name = "y".repeat(96);
+        assert_eq!(split(&format!("bin/{name}")), ("", &*format!("bin/{name}")));
+        let path = format!("lib/python/{name}");
+        assert_eq!(split(&path), ("lib/python", &*name));
+        let path = format!("lib/{}", "z".repeat(100));
+        assert_eq!(split(&path), ("lib", &path[4..]));
+    }
 
     #[test]
     fn an_archive_is_what_tar_reads() {
@@ -194,6 +218,11 @@ mod tests {
             index["manifests"][0]["annotations"]["io.containerd.image.name"],
             "localhost/x:1"
         );
+        let long = format!("{}/{}", "a".repeat(90), "b".repeat(90));
+        let mut archive = Tar::default();
+        archive.file(&long, 0o644, b"x");
+        fs::write(&path, archive.end()).unwrap();
+        assert_eq!(tar(&["-t"]).trim(), long);
         fs::remove_file(path).unwrap();
     }
 }
