@@ -5,6 +5,11 @@
 #![cfg(target_os = "linux")]
 
 mod chart;
+mod examples;
+mod examples_claims;
+mod examples_images;
+mod examples_leaders;
+mod examples_works;
 mod injection;
 #[allow(dead_code, reason = "each topic uses some of it")]
 mod stage;

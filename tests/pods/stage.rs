@@ -1,5 +1,6 @@
 //! The node that tests share, with the chart installed in it, and a team's namespace for each test.
 
+use std::fmt::Debug;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,9 +11,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use kube::runtime::wait::await_condition;
-use kube::{Client, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use leasehold::api::names;
 use leasehold::clock::MonoInstant;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{Cluster, Options};
 use xtask::node::BUSYBOX;
@@ -202,14 +204,7 @@ impl Team {
 
     /// Waits until a Pod shows this.
     pub async fn pod_is(&self, name: &str, what: &str, is_so: impl Fn(&Pod) -> bool) -> Pod {
-        let so = await_condition(self.pods(), name, |pod: Option<&Pod>| {
-            pod.is_some_and(&is_so)
-        });
-        let Ok(pod) = tokio::time::timeout(LONG, so).await else {
-            let pod = self.pods().get(name).await;
-            panic!("not within {LONG:?}: {name}: {what}: {pod:#?}");
-        };
-        pod.expect("a watch").expect("a pod")
+        shows(self.pods(), name, what, is_so).await
     }
 
     /// Waits until a Pod is gone.
@@ -266,6 +261,21 @@ impl Team {
         self.try_kubectl(&["logs", pod, "--container", container])
             .unwrap_or_default()
     }
+}
+
+/// Waits until an object shows this.
+pub async fn shows<K>(api: Api<K>, name: &str, what: &str, is_so: impl Fn(&K) -> bool) -> K
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let so = await_condition(api.clone(), name, |object: Option<&K>| {
+        object.is_some_and(&is_so)
+    });
+    let Ok(object) = tokio::time::timeout(LONG, so).await else {
+        let object = api.get(name).await;
+        panic!("not within {LONG:?}: {name}: {what}: {object:#?}");
+    };
+    object.expect("a watch").expect("an object")
 }
 
 /// A server learns of policies a moment after they are made.
@@ -344,4 +354,5 @@ pub fn example(name: &str) -> String {
     let text = fs::read_to_string(&path).expect("the example is there");
     text.replace("image: leasehold:latest", &format!("image: {PRODUCT}"))
         .replace("image: busybox", &format!("image: {BUSYBOX}"))
+        .replace("image: your-app:latest", &format!("image: {WRAPPED}"))
 }

@@ -40,7 +40,7 @@ fn files_below(folder: &str) -> BTreeSet<String> {
     files
 }
 
-/// The documents: everything in Markdown at the root and in docs/.
+/// The documents: everything in Markdown at the root, in docs/ and among the examples.
 pub fn documents() -> Vec<String> {
     let at_root = fs::read_dir(root()).expect("the root").map(|entry| {
         let name = entry.expect("an entry").file_name();
@@ -48,6 +48,7 @@ pub fn documents() -> Vec<String> {
     });
     at_root
         .chain(files_below("docs"))
+        .chain(files_below("examples"))
         .filter(|path| is_kind(path, "md"))
         .collect()
 }
@@ -95,6 +96,23 @@ fn relative_links_lead_to_files() {
         }
     }
     expect_none(&dead);
+}
+
+#[test]
+fn the_list_of_examples_is_complete() {
+    let list = read("examples/README.md");
+    let listed = |path: &str| list.contains(&format!("]({path})"));
+    let missing: Vec<String> = files_below("examples")
+        .into_iter()
+        .filter_map(|path| path.strip_prefix("examples/").map(str::to_owned))
+        .filter(|path| {
+            // A folder is listed as one.
+            let folder = path.split_once('/').map(|(folder, _)| folder);
+            path != "README.md" && !listed(folder.unwrap_or(path))
+        })
+        .map(|path| format!("examples/README.md does not tell of {path}"))
+        .collect();
+    expect_none(&missing);
 }
 
 /// The paths of the code map: a line with a path at its start; indented ones are below the folder above them.

@@ -1,0 +1,3 @@
+module leasehold.dev/examples/leader-go
+
+go 1.22
