@@ -354,9 +354,8 @@ fn names(claim: &LockClaim) -> impl Iterator<Item = (Key, bool)> {
 ///
 /// The phase alone proves nothing: others than the kubelet set it to Failed when a node is lost, and its containers may
 /// still run. Nor do the containers alone: the kubelet may be about to start them again. So both must say so, init
-/// containers and sidecars included; where a status was made up (`ContainerStatusUnknown`), or the phase was set over
-/// the kubelet's head while a restart was due, the Pod lives on until its object is gone. A deletionTimestamp ends
-/// nothing.
+/// containers and sidecars included; where a status was made up (`ContainerStatusUnknown`), or a restart was due and the
+/// phase is not the kubelet's own, the Pod lives on until its object is gone. A deletionTimestamp ends nothing.
 #[must_use]
 pub fn has_ended(pod: &Pod) -> bool {
     let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else {
@@ -387,6 +386,7 @@ pub fn has_ended(pod: &Pod) -> bool {
     let stays_down = || {
         let mut exits = mains.iter().chain(inits).filter_map(ended);
         match spec.restart_policy.as_deref() {
+            _ if restarts_by_its_own_rules(spec) => false,
             Some("Never") => true,
             Some("OnFailure") => exits.all(|exit| exit == 0),
             _ => false,
@@ -394,7 +394,7 @@ pub fn has_ended(pod: &Pod) -> bool {
     };
     (failed_to_start(spec, init_containers, inits, mains)
         || all_ended(init_containers, inits) && all_ended(&spec.containers, mains))
-        && (stays_down() || !is_set_over_the_kubelets_head(status))
+        && (stays_down() || is_finished_to_the_kubelet(status))
 }
 
 /// The exit code of a container that has ended, where the kubelet has seen it end.
@@ -438,12 +438,31 @@ fn failed_to_start(
     })
 }
 
-/// Whether the phase was set by the garbage collector of Pods, for a node that is gone.
-fn is_set_over_the_kubelets_head(status: &PodStatus) -> bool {
+/// Whether containers say themselves when they are started again, whatever the Pod's restartPolicy.
+fn restarts_by_its_own_rules(spec: &PodSpec) -> bool {
+    let inits = spec.init_containers.iter().flatten();
+    let mains = &spec.containers;
+    // That of an init container makes it a sidecar, which ends with the Pod's work.
+    mains.iter().any(|main| main.restart_policy.is_some())
+        || mains.iter().chain(inits).any(|container| {
+            let rules = container.restart_policy_rules.as_ref();
+            rules.is_some_and(|rules| !rules.is_empty())
+        })
+}
+
+/// Whether the phase is the kubelet's own: with it the kubelet says why the containers are not ready. Others set the phase
+/// alone, such as the garbage collector of Pods, for a node that is gone or out of service, and leave what the kubelet said
+/// before.
+fn is_finished_to_the_kubelet(status: &PodStatus) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions
-        .filter(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
-        .any(|condition| condition.reason.as_deref() == Some("DeletionByPodGC"))
+        .filter(|condition| condition.type_ == "ContainersReady")
+        .any(|condition| {
+            matches!(
+                condition.reason.as_deref(),
+                Some("PodFailed" | "PodCompleted")
+            )
+        })
 }
 
 #[cfg(test)]

@@ -37,10 +37,13 @@ fn a_pod_has_ended_once_the_kubelet_says_so_of_every_container_and_not_before() 
     let init = json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
     let sidecar = json!({"restartPolicy": "Never", "initContainers": [{"name": "s", "restartPolicy": "Always"}],
                          "containers": [{"name": "a"}]});
+    let own_rules = json!({"restartPolicy": "Never", "containers": [{"name": "a", "restartPolicy": "OnFailure"}]});
+    // What the kubelet says of containers that it is about to start again, and with the last phase of a Pod.
+    let due = json!({"type": "ContainersReady", "status": "False", "reason": "ContainersNotReady"});
+    let last = json!({"type": "ContainersReady", "status": "False", "reason": "PodFailed"});
     let collected =
-        json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]);
-    let preempted =
-        json!([{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]);
+        json!([due, {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]);
+    let preempted = json!([last, {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]);
     let rows = [
         ("no status at all", &one, json!({}), false),
         ("not started", &one, json!({"phase": "Pending"}), false),
@@ -113,7 +116,25 @@ fn a_pod_has_ended_once_the_kubelet_says_so_of_every_container_and_not_before() 
         (
             "ended by its deletion",
             &always,
-            json!({"phase": "Failed", "containerStatuses": [exited("a", 143)]}),
+            json!({"phase": "Failed", "containerStatuses": [exited("a", 143)], "conditions": [last]}),
+            true,
+        ),
+        (
+            "out of service while a restart was due",
+            &always,
+            json!({"phase": "Failed", "containerStatuses": [exited("a", 1)], "conditions": [due]}),
+            false,
+        ),
+        (
+            "out of service while a restart by a rule of its own was due",
+            &own_rules,
+            json!({"phase": "Failed", "containerStatuses": [exited("a", 1)], "conditions": [due]}),
+            false,
+        ),
+        (
+            "ended though it has rules of its own",
+            &own_rules,
+            json!({"phase": "Failed", "containerStatuses": [exited("a", 1)], "conditions": [last]}),
             true,
         ),
         (
