@@ -16,7 +16,9 @@ use xtask::node::image::{self, Stage};
 use xtask::node::{self, BUSYBOX};
 use xtask::supervisor::State;
 
-use support::{Named, all_pids, assert_ended_soon, assert_removed_soon, kill_9};
+use support::{
+    Named, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own, start_owner,
+};
 
 /// A Pod starts in a second or two; this is for a machine that is busy elsewhere.
 const STARTED: &str = "--timeout=120s";
@@ -276,6 +278,25 @@ fn down_leaves_no_process_no_mount_no_cgroup_and_no_folder() {
     traces.assert_no_process_and_no_mount();
     traces.assert_no_cgroup();
     assert!(!traces.dir.exists());
+}
+
+/// Not a test of its own: the owner that the next one kills.
+#[test]
+fn owner() {
+    if is_owner() {
+        own(&[node().dir()]);
+    }
+}
+
+#[test]
+fn kill_9_of_the_owner_leaves_no_process_no_mount_no_cgroup_and_no_folder() {
+    let (mut owner, dirs) = start_owner(1);
+    let traces = Traces::of(&Cluster::attach(&dirs[0]).unwrap());
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    traces.assert_no_process_and_no_mount();
+    traces.assert_no_cgroup();
+    assert_removed_soon(&traces.dir);
 }
 
 #[test]

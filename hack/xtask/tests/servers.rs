@@ -3,12 +3,10 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
@@ -17,10 +15,11 @@ use xtask::postgres::Postgres;
 use xtask::registry::has_ended;
 use xtask::supervisor::State;
 
-use support::{Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, kill_9, xtask};
+use support::{
+    Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own,
+    start_owner, xtask,
+};
 
-/// Says to [`owner`] that it is the process to be killed, not a test.
-const OWNER: &str = "XTASK_TEST_OWNER";
 #[test]
 fn kill_9_of_the_supervisor_leaves_no_process() {
     let cluster = Named::new("kill");
@@ -92,7 +91,7 @@ fn bad_names_are_refused_with_exit_code_2() {
 /// Not a test of its own: the owner that the next one kills.
 #[test]
 fn owner() {
-    if env::var_os(OWNER).is_none() {
+    if !is_owner() {
         return;
     }
     let cluster = thread::spawn(|| Cluster::start(&Options::default()).unwrap())
@@ -101,34 +100,12 @@ fn owner() {
     let postgres = Postgres::start().unwrap();
     // Its servers outlive the thread that started them.
     assert!(all_pids(cluster.dir()).iter().all(|pid| !has_ended(*pid)));
-    println!("OWNS {}", cluster.dir().display());
-    println!("OWNS {}", postgres.socket_dir().parent().unwrap().display());
-    std::io::stdout().flush().unwrap();
-    let _ = std::io::stdin().read(&mut [0]);
-}
-
-fn start_owner() -> (Child, Vec<PathBuf>) {
-    let mut owner = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "owner", "--nocapture"])
-        .env(OWNER, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(owner.stdout.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
-    let dirs: Vec<_> = lines
-        .filter_map(|line| line.split_once("OWNS ").map(|(_, dir)| PathBuf::from(dir)))
-        .take(2)
-        .collect();
-    assert_eq!(dirs.len(), 2);
-    (owner, dirs)
+    own(&[cluster.dir(), postgres.socket_dir().parent().unwrap()]);
 }
 
 #[test]
 fn kill_9_of_the_owner_leaves_neither_process_nor_folder() {
-    let (mut owner, dirs) = start_owner();
+    let (mut owner, dirs) = start_owner(2);
     let pids: Vec<_> = dirs.iter().flat_map(|dir| all_pids(dir)).collect();
     assert_eq!(pids.len(), 6);
     owner.kill().unwrap();
@@ -141,7 +118,7 @@ fn kill_9_of_the_owner_leaves_neither_process_nor_folder() {
 
 #[test]
 fn kill_9_of_owner_and_supervisors_leaves_no_process_and_the_next_removes_the_folders() {
-    let (mut owner, dirs) = start_owner();
+    let (mut owner, dirs) = start_owner(2);
     let pids: Vec<_> = dirs.iter().flat_map(|dir| all_pids(dir)).collect();
     for dir in &dirs {
         kill_9(State::read(dir).unwrap().pid);

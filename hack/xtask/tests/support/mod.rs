@@ -3,8 +3,10 @@
 // Each test program uses some of it.
 #![allow(dead_code)]
 
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,42 @@ use xtask::supervisor::State;
 
 /// Killed processes are gone in milliseconds; this is for a machine that is busy elsewhere.
 pub const SOON: Duration = Duration::from_secs(10);
+
+/// Says to a test named `owner` that it is the process to be killed, not a test.
+const OWNER: &str = "XTASK_TEST_OWNER";
+
+pub fn is_owner() -> bool {
+    env::var_os(OWNER).is_some()
+}
+
+/// Tells whoever started the owner which folders are there while it lives, and lives on.
+pub fn own(dirs: &[&Path]) {
+    for dir in dirs {
+        println!("OWNS {}", dir.display());
+    }
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// This test program as a process that owns something: so many folders.
+pub fn start_owner(count: usize) -> (Child, Vec<PathBuf>) {
+    let mut owner = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "owner", "--nocapture"])
+        .env(OWNER, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(owner.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
+    let dirs: Vec<_> = lines
+        .filter_map(|line| line.split_once("OWNS ").map(|(_, dir)| PathBuf::from(dir)))
+        .take(count)
+        .collect();
+    assert_eq!(dirs.len(), count);
+    (owner, dirs)
+}
 
 pub fn kill_9(pid: u32) {
     let status = Command::new("kill")
