@@ -95,7 +95,7 @@ async fn of_two_pods_one_works_and_the_other_takes_over_within_two_seconds_of_it
     waits(&team, "second", "importer").await;
 
     let first = team.container_runs("first", "main").await;
-    let pids = team.pids(&first, "main");
+    let pids = team.container(&first, "main").processes();
     assert!(!pids.is_empty(), "the app has processes");
     let mut held = LeaseWatch::of(&team.client, &team.namespace, "importer").await;
     team.kubectl(&["delete", "pod", "first", "--wait=false"]);

@@ -5,12 +5,16 @@
 #![cfg(target_os = "linux")]
 
 mod chart;
+mod death;
 mod examples;
 mod examples_claims;
 mod examples_images;
 mod examples_leaders;
 mod examples_works;
 mod injection;
+mod node;
+mod node_cases;
+mod sidecar;
 #[allow(dead_code, reason = "each topic uses some of it")]
 mod stage;
 

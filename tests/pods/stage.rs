@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
@@ -238,22 +238,6 @@ impl Team {
             assert!(!late, "not within {LONG:?}: {pod}/{container}: {logs}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-    }
-
-    /// The processes of a container, as this machine numbers them.
-    pub fn pids(&self, pod: &Pod, container: &str) -> Vec<u32> {
-        let id = status_of(pod, container).and_then(|status| status.container_id.clone());
-        let id = id.expect("it was started");
-        let id = id.trim_start_matches("containerd://");
-        let node = self.cluster().cgroup().expect("the node's cgroup");
-        let pods = Path::new("/sys/fs/cgroup/pids").join(node).join("kubepods");
-        let uid = pod.uid().expect("a uid");
-        let procs = ["", "burstable", "besteffort"].map(|class| {
-            let dir = pods.join(class).join(format!("pod{uid}")).join(id);
-            fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default()
-        });
-        let numbers: Result<_, _> = procs.concat().lines().map(str::parse).collect();
-        numbers.expect("they are numbers")
     }
 
     /// What a container printed so far.
