@@ -13,13 +13,47 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::release::{Own, Release};
 use super::server::within;
 
-/// Every change of the holder from some moment on.
-pub struct LeaseWatch {
-    told: UnboundedReceiver<(MonoInstant, String)>,
+/// What was told of the Lease.
+struct Sight {
+    at: MonoInstant,
     /// Empty while nobody holds it.
     holder: String,
-    since: MonoInstant,
-    free_since: Option<MonoInstant>,
+    /// When this holder took it, else when the last one gave it back, in microseconds: the clock of this machine, since
+    /// all of them are on it.
+    since_micros: Option<i64>,
+}
+
+impl Sight {
+    fn of(lease: Lease) -> Self {
+        let spec = lease.spec.unwrap_or_default();
+        let holder = spec.holder_identity.unwrap_or_default();
+        let time = if holder.is_empty() {
+            spec.renew_time
+        } else {
+            spec.acquire_time
+        };
+        Self {
+            at: MonoInstant::now(),
+            holder,
+            since_micros: time.map(|time| time.0.as_microsecond()),
+        }
+    }
+
+    /// How long it was free before this one: two changes may be told at once, and times are taken before the writes.
+    fn after(&self, free: &Self) -> Duration {
+        let told = self.at.saturating_duration_since(free.at);
+        let written = self.since_micros.zip(free.since_micros);
+        let written = written.map_or(0, |(taken, freed)| taken - freed);
+        told.max(Duration::from_micros(written.try_into().unwrap_or(0)))
+    }
+}
+
+/// Every change of the holder from some moment on.
+pub struct LeaseWatch {
+    told: UnboundedReceiver<Sight>,
+    last: Sight,
+    /// Somebody was seen to hold it.
+    has_begun: bool,
     gaps: Vec<Duration>,
     /// Who was replaced without giving it back.
     lost: Vec<String>,
@@ -40,18 +74,13 @@ impl LeaseWatch {
         tokio::spawn(async move {
             let mut seen = watcher(leases, only).applied_objects().boxed();
             while let Ok(Some(lease)) = seen.try_next().await {
-                let holder = lease
-                    .spec
-                    .and_then(|spec| spec.holder_identity)
-                    .unwrap_or_default();
-                let _ = tell.send((MonoInstant::now(), holder));
+                let _ = tell.send(Sight::of(lease));
             }
         });
         let mut watch = Self {
             told,
-            holder: String::new(),
-            since: MonoInstant::now(),
-            free_since: None,
+            last: Sight::of(Lease::default()),
+            has_begun: false,
             gaps: vec![],
             lost: vec![],
         };
@@ -63,34 +92,35 @@ impl LeaseWatch {
     /// Waits until somebody of such a name holds it; who, and since when.
     pub async fn until(&mut self, is_it: impl Fn(&str) -> bool) -> (String, MonoInstant) {
         loop {
-            let name = self.holder.split('/').next().unwrap_or_default();
+            let name = self.last.holder.split('/').next().unwrap_or_default();
             if !name.is_empty() && is_it(name) {
-                return (name.to_owned(), self.since);
+                return (name.to_owned(), self.last.at);
             }
-            let (at, holder) = self.told.recv().await.expect("the watch goes on");
-            self.note(at, holder);
+            let sight = self.told.recv().await.expect("the watch goes on");
+            self.note(sight);
         }
     }
 
-    fn note(&mut self, at: MonoInstant, holder: String) {
-        if holder == self.holder {
+    fn note(&mut self, sight: Sight) {
+        if sight.holder == self.last.holder {
             return;
         }
-        if holder.is_empty() {
-            self.free_since = Some(at);
-        } else if let Some(since) = self.free_since.take() {
-            self.gaps.push(at.saturating_duration_since(since));
-        } else if !self.holder.is_empty() {
-            self.lost.push(self.holder.clone());
+        let before = std::mem::replace(&mut self.last, sight);
+        if self.last.holder.is_empty() {
+            return;
         }
-        self.holder = holder;
-        self.since = at;
+        if !before.holder.is_empty() {
+            self.lost.push(before.holder);
+        } else if self.has_begun {
+            self.gaps.push(self.last.after(&before));
+        }
+        self.has_begun = true;
     }
 
     /// How long nobody held it at each hand-over so far: less than a second, since each holder gave it back.
     pub fn handed_over_at_once(&mut self) -> &[Duration] {
-        while let Ok((at, holder)) = self.told.try_recv() {
-            self.note(at, holder);
+        while let Ok(sight) = self.told.try_recv() {
+            self.note(sight);
         }
         let (gaps, lost) = (&self.gaps, &self.lost);
         assert!(lost.is_empty(), "{lost:?} did not give it back");
