@@ -205,3 +205,41 @@ async fn follow(pods: Api<Pod>, container: &str, key: Key, tell: watch::Sender<A
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
+
+fn printed(lines: &[&str]) -> Printed {
+    Printed {
+        lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+        over: true,
+    }
+}
+
+#[test]
+fn work_is_read_from_what_a_container_prints() {
+    let lines = [
+        "leasehold: waiting",
+        "12.5 begins with token 77 in slot 2",
+        "14.25 ends",
+    ];
+    let read = work("import-1", &printed(&lines)).expect("work");
+    assert_eq!((read.token, read.slot), (77, 2));
+    assert_eq!((read.begin, read.end), (12.5, Some(14.25)));
+    assert_eq!(work("import-1", &printed(&lines[..1])), None);
+    let other = Work {
+        begin: 14.0,
+        ..read.clone()
+    };
+    assert_eq!(most_at_once(&[read.clone(), other]), 2);
+    let later = Work {
+        begin: 14.25,
+        ..read.clone()
+    };
+    assert_eq!(most_at_once(&[read, later]), 1);
+}
+
+#[test]
+#[should_panic(expected = "at once")]
+fn work_that_overlaps_is_noticed() {
+    let first = work("a", &printed(&["1.00 begins with token 5", "2.00 ends"]));
+    let second = work("b", &printed(&["1.99 begins with token 6", "3.00 ends"]));
+    assert_one_at_a_time(&[first, second].map(|work| work.expect("work")));
+}
