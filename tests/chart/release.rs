@@ -13,9 +13,10 @@ use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 use xtask::cluster::{Cluster, Options};
 use xtask::folder::OwnedFolder;
+pub use xtask::helm::{LEASEHOLD, Release};
 
 use super::operator_rig::Operator;
-use super::render::{chart, helm, values_file};
+use super::render::{chart, helm};
 use super::server::{client_of, config_of};
 
 /// A control plane, without anything of ours in it.
@@ -109,20 +110,8 @@ impl Own {
         values: &Value,
         more: &[&str],
     ) -> Result<String, String> {
-        let file = values_file(values);
-        let (chart, values) = (chart.to_string_lossy(), file.to_string_lossy());
-        let mut args = vec![
-            "upgrade",
-            "--install",
-            "--create-namespace",
-            release.name,
-            &*chart,
-        ];
-        args.extend(["--namespace", release.namespace, "--values", &*values]);
-        args.extend(more);
-        let done = self.helm(&args);
-        fs::remove_file(file).expect("it is there");
-        done
+        xtask::helm::install(&self.cluster, chart, release, values, more)
+            .map_err(|error| error.to_string())
     }
 
     /// The same with this tree's chart, which must work.
@@ -231,18 +220,3 @@ fn own_folder() -> OwnedFolder {
     let folder = OwnedFolder::new(&std::env::temp_dir(), "leasehold-chart", 0o700);
     folder.expect("a folder")
 }
-
-/// Where a release is, and what its objects are called.
-#[derive(Clone, Copy, Debug)]
-pub struct Release {
-    pub name: &'static str,
-    pub namespace: &'static str,
-    pub full_name: &'static str,
-}
-
-/// The one of the README.
-pub const LEASEHOLD: Release = Release {
-    name: "leasehold",
-    namespace: "leasehold",
-    full_name: "leasehold",
-};

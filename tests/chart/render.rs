@@ -2,26 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The chart's folder.
-pub fn chart() -> PathBuf {
-    xtask::repository().join("charts/leasehold")
-}
+pub use xtask::helm::chart;
 
-/// A `helm` command that knows nothing of this machine's user.
+/// A `helm` command.
 pub fn helm() -> Command {
-    static HELM: OnceLock<PathBuf> = OnceLock::new();
-    let program = HELM.get_or_init(|| xtask::helm::ensure().expect("helm"));
-    let mut command = Command::new(program);
-    let nowhere = std::env::temp_dir().join("leasehold-no-helm");
-    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-        command.env(variable, &nowhere);
-    }
-    command
+    xtask::helm::command().expect("helm")
 }
 
 /// What Helm says to `helm template` with these values.

@@ -14,7 +14,10 @@ use leasehold::api::FencingToken;
 use leasehold::clock::MonoInstant;
 use leasehold::fence::postgres::GateError;
 use leasehold::fence::{Pass, Place};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::chronicle::Plot;
+use crate::kind::Kind;
 use crate::ledger::{Address, Ledger};
 use crate::said::{Said, now};
 
@@ -23,7 +26,7 @@ const DONE_PERCENT: usize = 70;
 /// How much of the job keeps that pace: a little more, so that a blow that comes a little late finds what it should.
 const PACED_PERCENT: usize = 74;
 /// How many charges are on their way at once when there is no pace to keep. Each is a transaction of its own.
-const IN_FLIGHT: usize = 4;
+pub(crate) const IN_FLIGHT: usize = 4;
 /// Shorter waits are left out: the timer has whole milliseconds.
 const TIMER_GRAIN: Duration = Duration::from_millis(2);
 
@@ -40,6 +43,9 @@ pub(crate) struct Args {
     /// Shows the token with every charge to a ledger that is a gate
     #[arg(long)]
     gate: bool,
+    /// Goes on when it is asked to end by SIGTERM
+    #[arg(long)]
+    deaf: bool,
     /// What the lock granted; `leasehold run` sets these
     #[command(flatten)]
     grant: Grant,
@@ -61,7 +67,50 @@ pub(crate) struct Grant {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    crate::runtime()?.block_on(bill(args))
+    crate::runtime()?.block_on(async {
+        // Who listens to a signal is not ended by it.
+        let _deaf = args
+            .deaf
+            .then(|| signal(SignalKind::terminate()))
+            .transpose()?;
+        let asked = signal(SignalKind::user_defined1())?;
+        tokio::select! {
+            done = bill(args) => done,
+            ended = hoard(asked) => ended,
+        }
+    })
+}
+
+/// The arguments of a worker, the name of this part first. It is to have charged 70 % of all after `pace`.
+pub(crate) fn command(ledger: &Address, plot: Plot, pace: Duration) -> Vec<String> {
+    let options = [
+        ("--ledger-host", ledger.ledger_host.clone()),
+        ("--ledger-port", ledger.ledger_port.to_string()),
+        ("--schema", ledger.schema.clone()),
+        ("--customers", plot.customers.to_string()),
+        ("--pace-millis", pace.as_millis().to_string()),
+    ];
+    let mut command = vec!["bill".to_owned()];
+    command.extend(
+        options
+            .into_iter()
+            .flat_map(|(option, value)| [option.to_owned(), value]),
+    );
+    let gate = plot.kind.has_gate().then_some("--gate");
+    let deaf = (plot.kind == Kind::Forced).then_some("--deaf");
+    command.extend([gate, deaf].into_iter().flatten().map(str::to_owned));
+    command
+}
+
+/// From SIGUSR1 on its memory runs away, until it has more than it may.
+async fn hoard(mut asked: Signal) -> Result<ExitCode> {
+    asked.recv().await;
+    Said::Hoards { at: now() }.say()?;
+    let mut hoard = Vec::new();
+    loop {
+        hoard.push(vec![1_u8; 1 << 20]);
+        tokio::task::yield_now().await;
+    }
 }
 
 async fn bill(args: &Args) -> Result<ExitCode> {

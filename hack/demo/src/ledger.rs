@@ -4,23 +4,27 @@
 //! statement that looks at the gate, charges or writes down its refusal, and commits: a client that freezes holds
 //! nothing open.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use leasehold::fence::postgres::{self, CHECK};
 use leasehold::fence::{Pass, Place};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 
-/// Where the ledger is; travels to the workers as arguments.
+/// The variable with the password of the ledger.
+pub(crate) const PASSWORD: &str = "LEDGER_PASSWORD";
+
+/// Where the ledger is; travels to the workers as arguments, but for the password.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Address {
-    /// The folder of the server's socket
+    /// The server's address, or the folder of its socket
     #[arg(long)]
-    pub(crate) ledger_socket: PathBuf,
-    /// The port in the socket's name
+    pub(crate) ledger_host: String,
+    /// Its port, which is in the socket's name too
     #[arg(long)]
     pub(crate) ledger_port: u16,
+    /// What it asks for where one comes by an address
+    #[arg(long, env = PASSWORD, hide_env_values = true)]
+    pub(crate) ledger_password: Option<String>,
     /// The schema: one a telling
     #[arg(long)]
     pub(crate) schema: String,
@@ -31,12 +35,15 @@ impl Address {
     pub(crate) async fn connect(&self) -> Result<Client> {
         let mut config = tokio_postgres::Config::new();
         config
-            .host_path(&self.ledger_socket)
+            .host(&self.ledger_host)
             .port(self.ledger_port)
             .user(xtask::postgres::Postgres::USER)
             .dbname(xtask::postgres::Postgres::DATABASE)
             .options(format!("-c search_path={}", self.schema))
             .application_name("nightly-billing");
+        if let Some(password) = &self.ledger_password {
+            config.password(password);
+        }
         let (client, connection) = config
             .connect(NoTls)
             .await

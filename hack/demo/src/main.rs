@@ -4,14 +4,18 @@
 //! [`bill`]), and two helpers that see to it that nothing outlives the driver ([`pod`], [`janitor`]).
 //!
 //! Everything in it is real: the control plane, the operator, the ledger in `PostgreSQL`, the SIGSTOP and the SIGKILL.
-//! Only the Pods are process trees on this machine.
+//! Only the Pods are process trees on this machine, unless the story is told on a node ([`node`]).
 
 mod bill;
+mod chronicle;
 mod contend;
 mod janitor;
+mod kind;
 mod ledger;
+mod node;
 mod pod;
 mod processes;
+mod promises;
 mod record;
 mod said;
 mod speed;
@@ -26,6 +30,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 /// Tells the nightly-billing story four times: naive, fenced, with Leasehold, and with a crash.
+///
+/// With --node it is told in Pods on a real node, with the chart installed by Helm: the holder's container frozen by the
+/// freezer and thawed, its node's kubelet killed, its Pod deleted, out of memory, deleted by force. It exits with 1 and
+/// says what was not as promised.
 #[derive(Parser)]
 #[command(
     name = "nightly-billing",

@@ -50,15 +50,27 @@ pub(crate) enum News {
         /// How.
         how: Exit,
     },
+    /// Of a Pod on a node: its object was deleted.
+    Gone {
+        /// When, in microseconds of the wall clock.
+        at: i64,
+    },
+    /// Of a Pod on a node: the process that works has ended.
+    WorkEnded {
+        /// When, in microseconds of the wall clock.
+        at: i64,
+    },
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// By itself.
     Code(i32),
     /// By a signal.
     Signal(i32),
+    /// As its kubelet tells it: the reason, and the code.
+    Container(String, i32),
 }
 
 impl From<ExitStatus> for Exit {

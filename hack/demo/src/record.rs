@@ -1,86 +1,17 @@
-//! What happened in one telling, and whether it is what the story promises. Times are story seconds since the first
-//! holder began.
+//! What happened in one telling. Times are story seconds since the first holder began.
 
-use clap::ValueEnum;
 use serde::Serialize;
+
+use crate::kind::Kind;
 
 /// When the holder freezes, or is killed.
 pub(crate) const FREEZE: f64 = 85.0;
 /// When it thaws.
 pub(crate) const THAW: f64 = 140.0;
-/// How many contend.
-pub(crate) const CONTENDERS: usize = 10;
-/// The lease of those who do not renew it.
-const PLAIN_LEASE: u32 = 120;
-/// The lease of those who do.
-const RENEWED_LEASE: u32 = 15;
-/// How much later than the lease says another may begin: seconds of this machine, whatever the speed, for naive ...
-const PLAIN_SLACK: f64 = 3.0;
-/// ... and with Leasehold.
-const RENEWED_SLACK: f64 = 2.0;
 
-/// Which of the four tellings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Kind {
-    /// A plain 120 s lease, not renewed; the ledger checks nothing
-    Naive,
-    /// The same, but the ledger is a gate
-    Fenced,
-    /// `leasehold run`, a 15 s lease, renewed; the ledger is a gate
-    Leasehold,
-    /// The same, but holder and wrapper are killed
-    Crash,
-}
-
-impl Kind {
-    /// All, in the order of telling.
-    pub(crate) const ALL: [Self; 4] = [Self::Naive, Self::Fenced, Self::Leasehold, Self::Crash];
-
-    /// The name, in words, schemas and JSON.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Naive => "naive",
-            Self::Fenced => "fenced",
-            Self::Leasehold => "leasehold",
-            Self::Crash => "crash",
-        }
-    }
-
-    /// What it is about.
-    pub(crate) fn about(self) -> &'static str {
-        match self {
-            Self::Naive => "a plain 120 s lease, never renewed; the ledger checks nothing",
-            Self::Fenced => "a plain 120 s lease, never renewed; the ledger is a gate for tokens",
-            Self::Leasehold => {
-                "leasehold run: a 15 s lease, renewed; the ledger is a gate for tokens"
-            }
-            Self::Crash => "leasehold run, and kill -9 for holder and wrapper",
-        }
-    }
-
-    /// The lease, in story seconds.
-    pub(crate) fn lease(self) -> u32 {
-        if self.renews() {
-            RENEWED_LEASE
-        } else {
-            PLAIN_LEASE
-        }
-    }
-
-    /// Whether the contenders are `leasehold run`.
-    pub(crate) fn renews(self) -> bool {
-        matches!(self, Self::Leasehold | Self::Crash)
-    }
-
-    /// Whether the ledger compares tokens.
-    pub(crate) fn has_gate(self) -> bool {
-        self != Self::Naive
-    }
-
-    /// Whether the holder freezes; else it is killed.
-    pub(crate) fn freezes(self) -> bool {
-        self != Self::Crash
-    }
+/// What a contender is called, as a claimant and as a Pod.
+pub(crate) fn pod_name(index: usize) -> String {
+    format!("pod-{index}")
 }
 
 /// One grant of the lock, and the work under it.
@@ -96,13 +27,13 @@ pub(crate) struct Tenure {
     pub(crate) end: Option<f64>,
 }
 
-/// What one Pod wrote in one story second.
+/// What one Pod wrote in one slice of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// Who.
     pub(crate) pod: usize,
-    /// The second.
-    pub(crate) second: i64,
+    /// The number of the slice since the beginning.
+    pub(crate) slice: i64,
     /// First charges of a customer.
     pub(crate) charged: u64,
     /// Further charges of a customer.
@@ -118,6 +49,10 @@ pub(crate) struct Record {
     pub(crate) kind: Kind,
     /// Story seconds in a second.
     pub(crate) factor: u32,
+    /// How many story seconds the lease has.
+    pub(crate) lease: f64,
+    /// How many contended.
+    pub(crate) contenders: usize,
     /// How many customers there are.
     pub(crate) customers: u64,
     /// How many charges the ledger took.
@@ -128,12 +63,16 @@ pub(crate) struct Record {
     pub(crate) refused: u64,
     /// The grants, in their order.
     pub(crate) tenures: Vec<Tenure>,
-    /// When the first holder was frozen or killed.
+    /// When the first holder was struck.
     pub(crate) struck: f64,
-    /// When it thawed.
-    pub(crate) thawed: Option<f64>,
+    /// When what struck it was undone: it thawed, the kubelet came back.
+    pub(crate) relieved: Option<f64>,
+    /// When the last process of the first holder's work had ended; in Pods.
+    pub(crate) ended: Option<f64>,
     /// Who wrote when.
     pub(crate) activity: Vec<Activity>,
+    /// How many story seconds a slice of activity has.
+    pub(crate) slice: f64,
     /// When it was over.
     pub(crate) end: f64,
 }
@@ -169,81 +108,49 @@ impl Record {
         own.map_or(next, |own| own.min(next))
     }
 
+    /// How many seconds after the blow the next one began.
+    pub(crate) fn since_blow(&self) -> Option<f64> {
+        self.takeover().map(|at| at - self.struck)
+    }
+
+    /// How many seconds after the end of the struck holder's work the next one began, where the next one has to wait
+    /// for that; less than none if it did not.
+    pub(crate) fn since_end(&self) -> Option<f64> {
+        if self.kind.freezes() {
+            return None;
+        }
+        Some(self.takeover()? - self.ended?)
+    }
+
+    /// Who was the next one.
+    pub(crate) fn next(&self) -> Option<String> {
+        self.tenures.get(1).map(|tenure| pod_name(tenure.pod))
+    }
+
     /// The numbers, as `--format json` prints them.
     pub(crate) fn numbers(&self) -> Numbers {
+        let in_pods = self.kind.is_in_pods();
         Numbers {
             charges: self.charges,
             duplicates: self.duplicates(),
             refused: self.refused,
             tokens: self.tokens(),
-            takeover_s: self.takeover().map(|at| (at * 10.0).round() / 10.0),
+            takeover_s: if in_pods {
+                self.since_blow().map(|seconds| rounded(seconds, 100.0))
+            } else {
+                self.takeover().map(|at| rounded(at, 10.0))
+            },
+            pods: in_pods.then(|| PodNumbers {
+                after_end_s: self.since_end().map(|seconds| rounded(seconds, 100.0)),
+                lease_s: self.lease,
+                next: self.next(),
+            }),
         }
     }
+}
 
-    /// What is not as the story promises.
-    pub(crate) fn broken_promises(&self) -> Vec<String> {
-        let mut broken = Vec::new();
-        let mut promise = |kept: bool, words: String| {
-            if !kept {
-                broken.push(format!("{}: {words}", self.kind.name()));
-            }
-        };
-        let (duplicates, customers) = (self.duplicates(), self.customers);
-        promise(
-            self.charged_customers == customers,
-            format!(
-                "{} of {customers} customers were charged",
-                self.charged_customers
-            ),
-        );
-        if self.kind == Kind::Naive {
-            // 30 % are left at the freeze, and the clocks of a busy machine may be off by a seventh of that.
-            let (least, most) = (customers * 26 / 100, customers * 34 / 100);
-            promise(
-                (least..=most).contains(&duplicates),
-                format!(
-                    "{duplicates} duplicates, expected {least} to {most} (a busy machine may be too slow for this speed)"
-                ),
-            );
-            promise(
-                self.refused == 0,
-                format!("{} charges were refused without a gate", self.refused),
-            );
-        } else {
-            promise(
-                duplicates == 0,
-                format!("{duplicates} duplicates, expected none"),
-            );
-        }
-        if self.kind == Kind::Fenced {
-            promise(self.refused > 0, "the gate refused nothing".to_owned());
-        }
-        let tokens = self.tokens();
-        promise(
-            tokens.len() >= 2 && tokens.windows(2).all(|two| two[0] < two[1]),
-            format!("the tokens do not rise strictly: {tokens:?}"),
-        );
-        let (earliest, latest) = self.takeover_bounds();
-        let takeover = self.takeover().unwrap_or(f64::INFINITY);
-        promise(
-            (earliest..=latest).contains(&takeover),
-            format!(
-                "the next one began at {takeover:.1} s, expected {earliest:.0} to {latest:.0} s"
-            ),
-        );
-        broken
-    }
-
-    /// Leases are story time, what the machine takes is not.
-    fn takeover_bounds(&self) -> (f64, f64) {
-        let (lease, factor) = (f64::from(self.kind.lease()), f64::from(self.factor));
-        if self.kind.renews() {
-            (self.struck, FREEZE + lease + RENEWED_SLACK * factor)
-        } else {
-            // Observed by one clock, told by another: they may differ by a hair.
-            (lease - 0.1, lease + PLAIN_SLACK * factor)
-        }
-    }
+fn rounded(seconds: f64, parts: f64) -> f64 {
+    (seconds * parts).round() / parts
 }
 
 /// The numbers of a telling.
@@ -253,7 +160,18 @@ pub(crate) struct Numbers {
     duplicates: u64,
     refused: u64,
     tokens: Vec<i64>,
+    /// On processes: story seconds since the first holder began. In Pods: seconds since the blow.
     takeover_s: Option<f64>,
+    #[serde(flatten)]
+    pods: Option<PodNumbers>,
+}
+
+/// What there is to say beyond that of a telling in Pods.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct PodNumbers {
+    after_end_s: Option<f64>,
+    lease_s: f64,
+    next: Option<String>,
 }
 
 /// The object that `--format json` prints; in the order of telling, for people who read it.
@@ -270,24 +188,36 @@ pub(crate) fn json(customers: u64, records: &[Record]) -> serde_json::Result<Str
 pub(crate) mod tests {
     use super::*;
 
-    /// A telling as it should go, at speed 5.
+    /// A telling as it should go: on processes at speed 5.
     pub(crate) fn record(kind: Kind) -> Record {
-        let second = if kind.renews() { 99.0 } else { 120.2 };
-        let activity = |pod, second, charged, duplicates, refused| Activity {
+        let in_pods = kind.is_in_pods();
+        let (struck, relieved, ended, second) = match kind {
+            Kind::Naive | Kind::Fenced => (85.0, Some(140.0), None, 120.2),
+            Kind::Leasehold => (85.0, Some(140.0), None, 99.0),
+            Kind::Crash => (85.0, None, None, 99.0),
+            Kind::Frozen => (4.0, Some(16.0), Some(17.0), 13.5),
+            Kind::Kubelet => (4.0, Some(16.0), Some(18.0), 18.1),
+            Kind::Deleted => (4.0, None, Some(4.2), 4.5),
+            Kind::Oom => (4.0, None, Some(4.2), 5.5),
+            Kind::Forced => (4.0, None, Some(10.0), 19.0),
+        };
+        let activity = |pod, slice, charged, duplicates, refused| Activity {
             pod,
-            second,
+            slice,
             charged,
             duplicates,
             refused,
         };
         let (duplicates, refused) = match kind {
             Kind::Naive => (15_000, 0),
-            Kind::Fenced => (0, 15_000),
-            Kind::Leasehold | Kind::Crash => (0, 0),
+            Kind::Fenced | Kind::Frozen => (0, 15_000),
+            _ => (0, 0),
         };
         Record {
             kind,
-            factor: 5,
+            factor: if in_pods { 1 } else { 5 },
+            lease: if in_pods { 10.0 } else { kind.lease().into() },
+            contenders: 10,
             customers: 50_000,
             charges: 50_000 + duplicates,
             charged_customers: 50_000,
@@ -297,7 +227,7 @@ pub(crate) mod tests {
                     pod: 3,
                     token: 41,
                     start: 0.0,
-                    end: Some(if kind.freezes() { 145.0 } else { 85.0 }),
+                    end: ended.or(Some(relieved.unwrap_or(struck) + 1.0)),
                 },
                 Tenure {
                     pod: 7,
@@ -306,62 +236,17 @@ pub(crate) mod tests {
                     end: Some(second + 15.0),
                 },
             ],
-            struck: 85.0,
-            thawed: kind.freezes().then_some(140.0),
+            struck,
+            relieved,
+            ended,
             activity: vec![
-                activity(3, 40, 412, 0, 0),
+                activity(3, 2, 412, 0, 0),
                 activity(7, 122, 5_000, 0, 0),
                 activity(3, 141, 0, duplicates / 3, refused / 3),
             ],
-            end: 150.0,
+            slice: if in_pods { 0.2 } else { 1.0 },
+            end: second + 25.0,
         }
-    }
-
-    #[test]
-    fn a_telling_as_it_should_go_breaks_no_promise() {
-        for kind in Kind::ALL {
-            assert_eq!(record(kind).broken_promises(), Vec::<String>::new());
-        }
-    }
-
-    #[test]
-    fn each_broken_promise_is_told() {
-        let told = |change: fn(&mut Record), kind| {
-            let mut record = record(kind);
-            change(&mut record);
-            let broken = record.broken_promises();
-            assert_eq!(broken.len(), 1, "{broken:?}");
-            broken.into_iter().next().unwrap_or_default()
-        };
-        let naive = told(|record| record.charges = 50_000, Kind::Naive);
-        assert!(
-            naive.starts_with("naive: 0 duplicates, expected 13000 to 17000"),
-            "{naive}"
-        );
-        assert!(told(|record| record.charges += 1, Kind::Leasehold).contains("1 duplicates"));
-        assert!(told(|record| record.refused = 0, Kind::Fenced).contains("refused nothing"));
-        assert!(told(|record| record.tenures[1].token = 41, Kind::Crash).contains("do not rise"));
-        assert!(
-            told(|record| record.tenures[1].start = 119.8, Kind::Naive).contains("120 to 135 s")
-        );
-        assert!(
-            told(|record| record.tenures[1].start = 110.1, Kind::Crash).contains("85 to 110 s")
-        );
-        let lost = |record: &mut Record| {
-            record.charges -= 1;
-            record.charged_customers -= 1;
-        };
-        assert!(told(lost, Kind::Fenced).contains("49999 of 50000"));
-    }
-
-    #[test]
-    fn in_real_time_the_bounds_are_those_of_the_story() {
-        let mut naive = record(Kind::Naive);
-        naive.factor = 1;
-        assert_eq!(naive.takeover_bounds(), (119.9, 123.0));
-        let mut leasehold = record(Kind::Leasehold);
-        leasehold.factor = 1;
-        assert_eq!(leasehold.takeover_bounds(), (85.0, 102.0));
     }
 
     #[test]
@@ -373,5 +258,17 @@ pub(crate) mod tests {
         );
         let read: serde_json::Value = serde_json::from_str(&all).unwrap();
         assert_eq!(read["fenced"]["tokens"][1], 42);
+    }
+    #[test]
+    fn in_pods_the_take_over_counts_from_the_blow_and_from_the_end_of_the_work() {
+        let read = |kind| serde_json::to_value(record(kind).numbers()).unwrap();
+        let forced = read(Kind::Forced);
+        assert_eq!(
+            (&forced["takeover_s"], &forced["after_end_s"]),
+            (&15.0.into(), &9.0.into())
+        );
+        assert_eq!(forced["next"], "pod-7");
+        // The next one has begun long before the work of a frozen holder ends.
+        assert!(read(Kind::Frozen)["after_end_s"].is_null());
     }
 }

@@ -39,6 +39,11 @@ pub(crate) enum Said {
         /// How many.
         customers: u64,
     },
+    /// The memory of the work runs away.
+    Hoards {
+        /// When.
+        at: i64,
+    },
     /// The work ended.
     Ended {
         /// When.

@@ -23,6 +23,8 @@ use crate::pod::{self, Surroundings};
 
 /// The namespace of the story's locks.
 pub(crate) const NAMESPACE: &str = "billing";
+/// What the story's locks are called.
+pub(crate) const LOCK: &str = "nightly-billing";
 /// The namespace of the operator.
 const OPERATOR_NAMESPACE: &str = "leasehold-system";
 /// Where the program `leasehold` is, if not beside this one.
@@ -36,7 +38,7 @@ pub(crate) struct Stage {
     run: String,
     /// The program `leasehold`.
     pub(crate) leasehold: PathBuf,
-    client: Client,
+    pub(crate) client: Client,
     // Dropped in this order: first whoever uses the servers, then the servers.
     _operator: tokio::process::Child,
     _janitor: Janitor,
@@ -83,36 +85,19 @@ impl Stage {
             cluster,
         };
         // It is ready when it has opened a lock.
-        stage
-            .make_lock("curtain", 1)
+        make_lock(&stage.client, NAMESPACE, "curtain", 1)
             .await
             .with_context(|| last_words(&log))?;
         progress.done("");
         Ok(stage)
     }
 
-    /// Makes a lock, and waits until the operator has opened it.
-    pub(crate) async fn make_lock(&self, name: &str, lease_seconds: u32) -> Result<()> {
-        let locks = Api::<DistributedLock>::namespaced(self.client.clone(), NAMESPACE);
-        let spec = DistributedLockSpec {
-            lease_duration_seconds: i32::try_from(lease_seconds)?,
-            ..DistributedLockSpec::default()
-        };
-        locks
-            .create(&PostParams::default(), &DistributedLock::new(name, spec))
-            .await?;
-        let what = format!("the operator opens lock {name}");
-        ready(&what, await_condition(locks, name, is_open()))
-            .await?
-            .with_context(|| what)?;
-        Ok(())
-    }
-
     /// The way into the ledger of one telling.
     pub(crate) fn ledger(&self, schema: &str) -> Address {
         Address {
-            ledger_socket: self.postgres.socket_dir().to_path_buf(),
+            ledger_host: self.postgres.socket_dir().display().to_string(),
             ledger_port: self.postgres.port(),
+            ledger_password: None,
             schema: schema.to_owned(),
         }
     }
@@ -125,6 +110,28 @@ impl Stage {
             kubeconfig: self.cluster.kubeconfig(),
         }
     }
+}
+
+/// Makes a lock, and waits until the operator has opened it.
+pub(crate) async fn make_lock(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    lease_seconds: u32,
+) -> Result<()> {
+    let locks = Api::<DistributedLock>::namespaced(client.clone(), namespace);
+    let spec = DistributedLockSpec {
+        lease_duration_seconds: i32::try_from(lease_seconds)?,
+        ..DistributedLockSpec::default()
+    };
+    locks
+        .create(&PostParams::default(), &DistributedLock::new(name, spec))
+        .await?;
+    let what = format!("the operator opens lock {name}");
+    ready(&what, await_condition(locks, name, is_open()))
+        .await?
+        .with_context(|| what)?;
+    Ok(())
 }
 
 fn is_open() -> impl Condition<DistributedLock> {
@@ -156,7 +163,7 @@ fn find_leasehold() -> Result<PathBuf> {
     Ok(beside)
 }
 
-async fn connect(kubeconfig: &Path) -> Result<Client> {
+pub(crate) async fn connect(kubeconfig: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
@@ -176,22 +183,29 @@ async fn install(client: &Client) -> Result<()> {
         .await??;
     }
     for name in [NAMESPACE, OPERATOR_NAMESPACE] {
-        let metadata = ObjectMeta {
-            name: Some(name.to_owned()),
-            ..ObjectMeta::default()
-        };
-        let namespace = Namespace {
-            metadata,
-            ..Namespace::default()
-        };
-        Api::<Namespace>::all(client.clone())
-            .create(&PostParams::default(), &namespace)
-            .await?;
+        make_namespace(client, name).await?;
     }
     Ok(())
 }
 
-async fn ready<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
+/// Makes a namespace.
+pub(crate) async fn make_namespace(client: &Client, name: &str) -> Result<()> {
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    };
+    let namespace = Namespace {
+        metadata,
+        ..Namespace::default()
+    };
+    Api::<Namespace>::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await?;
+    Ok(())
+}
+
+/// Waits for what takes a while.
+pub(crate) async fn ready<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
     let done = tokio::time::timeout(READY, future).await;
     done.with_context(|| format!("not within {READY:?}: {what}"))
 }

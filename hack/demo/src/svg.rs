@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::record::{CONTENDERS, Record, Tenure};
+use crate::record::{Record, Tenure, pod_name};
 use crate::words::thousands;
 
 const WIDTH: f64 = 1160.0;
@@ -12,10 +12,14 @@ const HEAD: f64 = 116.0;
 const TITLE: f64 = 58.0;
 const ROW: f64 = 20.0;
 const AXIS: f64 = 46.0;
-/// The picture shows at least so many story seconds.
+/// The picture of a story on processes shows at least so many story seconds.
 const SHORTEST: f64 = 155.0;
-/// Charges in a story second at which a stroke is as high as its row, for a ledger of the story's size.
+/// Which share of all, charged in a story second, makes a stroke as high as its row: on processes ...
 const FULL_SHARE: f64 = 0.02;
+/// ... and in Pods, where seconds are real.
+const FULL_SHARE_IN_PODS: f64 = 0.2;
+/// Of a story shorter than this the axis shows smaller steps.
+const SHORT: f64 = 100.0;
 
 const INK: &str = "#1f2933";
 const FAINT: &str = "#d5dae0";
@@ -28,12 +32,12 @@ const FROZEN: &str = "#868e96";
 
 /// The whole picture.
 pub(crate) fn draw(records: &[Record]) -> String {
-    let panel = TITLE + ROW * f64::from(u8::try_from(CONTENDERS).unwrap_or(u8::MAX)) + AXIS;
-    let height = HEAD + panel * f64::from(u8::try_from(records.len()).unwrap_or(u8::MAX));
+    let in_pods = records.iter().any(|record| record.kind.is_in_pods());
+    let height = HEAD + records.iter().map(panel_height).sum::<f64>();
     let last = records
         .iter()
         .map(|record| record.end)
-        .fold(SHORTEST, f64::max);
+        .fold(if in_pods { 1.0 } else { SHORTEST }, f64::max);
     let mut svg = Svg {
         text: String::new(),
         last,
@@ -58,16 +62,28 @@ pub(crate) fn draw(records: &[Record]) -> String {
             thousands(customers)
         ),
     );
-    svg.words(LEFT, 56.0, 12.5, MUTED, "start", "Ten contenders for one lock. At 85 s the holder freezes (in the last telling: dies), at 140 s it thaws and goes on with the list that it had loaded.");
+    let about = if in_pods {
+        "Pods on a node contend for one lock: leasehold run in each. What happens to the holder's Pod, to its container or to its node, and who charges when."
+    } else {
+        "Ten contenders for one lock. At 85 s the holder freezes (in the last telling: dies), at 140 s it thaws and goes on with the list that it had loaded."
+    };
+    svg.words(LEFT, 56.0, 12.5, MUTED, "start", about);
     svg.legend(84.0);
-    for (index, record) in records.iter().enumerate() {
-        svg.panel(
-            record,
-            HEAD + panel * f64::from(u8::try_from(index).unwrap_or(u8::MAX)),
-        );
+    let mut top = HEAD;
+    for record in records {
+        svg.panel(record, top);
+        top += panel_height(record);
     }
     svg.text.push_str("</svg>\n");
     svg.text
+}
+
+fn panel_height(record: &Record) -> f64 {
+    TITLE + rows_height(record) + AXIS
+}
+
+fn rows_height(record: &Record) -> f64 {
+    ROW * row(record.contenders)
 }
 
 struct Svg {
@@ -119,7 +135,7 @@ impl Svg {
 
     fn panel(&mut self, record: &Record, top: f64) {
         let rows = top + TITLE;
-        let bottom = rows + ROW * f64::from(u8::try_from(CONTENDERS).unwrap_or(u8::MAX));
+        let bottom = rows + rows_height(record);
         self.words(LEFT, top + 22.0, 15.0, INK, "start", record.kind.name());
         let name_width =
             12.0 + 8.2 * f64::from(u8::try_from(record.kind.name().len()).unwrap_or(u8::MAX));
@@ -141,7 +157,7 @@ impl Svg {
         };
         self.words(WIDTH - RIGHT, top + 22.0, 15.0, colour, "end", &verdict);
 
-        for pod in 0..CONTENDERS {
+        for pod in 0..record.contenders {
             let y = rows + ROW * row(pod);
             let _ = writeln!(
                 self.text,
@@ -156,7 +172,7 @@ impl Svg {
                 11.5,
                 if worked { INK } else { MUTED },
                 "end",
-                &format!("pod-{pod}"),
+                &pod_name(pod),
             );
         }
         self.acts(record, rows, bottom);
@@ -171,20 +187,18 @@ impl Svg {
 
     /// The moments that the story is about.
     fn acts(&mut self, record: &Record, rows: f64, bottom: f64) {
-        let what = if record.kind.freezes() {
-            "freezes"
-        } else {
-            "dies"
-        };
         let takeover = record.takeover().unwrap_or(self.last);
         // The words stand on the side where there is more room.
         let before = record
-            .thawed
-            .is_some_and(|thawed| takeover - record.struck > thawed - takeover);
+            .relieved
+            .is_some_and(|relieved| takeover - record.struck > relieved - takeover);
+        let relief = record.kind.relief().unwrap_or_default();
+        // Where the next one starts after the relief, its words stand behind theirs.
+        let relief_before = record.relieved.is_some_and(|at| at < takeover);
         let acts = [
-            Some((record.struck, what, true)),
-            Some((takeover, "the next one starts", before)),
-            record.thawed.map(|at| (at, "thaws", false)),
+            Some((record.struck, record.kind.blow(), true)),
+            Some((takeover, "the next one starts", before && !relief_before)),
+            record.relieved.map(|at| (at, relief, relief_before)),
         ];
         for (at, words, before) in acts.into_iter().flatten() {
             let x = self.x(at);
@@ -231,19 +245,28 @@ impl Svg {
     }
 
     fn frozen(&mut self, record: &Record, rows: f64) {
-        let (Some(first), Some(thawed)) = (record.tenures.first(), record.thawed) else {
+        let (Some(first), Some(thawed)) = (record.tenures.first(), record.relieved) else {
             return;
         };
+        if !record.kind.freezes() {
+            return;
+        }
         let (from, to) = (self.x(record.struck), self.x(thawed));
         let y = rows + ROW * row(first.pod) + ROW - 6.5;
         self.rect(from, y, to - from, 5.0, r#"fill="url(#frozen)""#);
     }
 
     fn strokes(&mut self, record: &Record, rows: f64) {
-        let full = (FULL_SHARE * real(record.customers)).max(1.0);
-        let wide = self.x(1.0) - self.x(0.0);
+        let share = if record.kind.is_in_pods() {
+            FULL_SHARE_IN_PODS
+        } else {
+            FULL_SHARE
+        };
+        let full = (share * record.slice * real(record.customers)).max(1.0);
+        let wide = self.x(record.slice) - self.x(0.0);
         for activity in &record.activity {
-            let x = self.x(f64::from(i32::try_from(activity.second).unwrap_or(0)));
+            let slice = f64::from(i32::try_from(activity.slice).unwrap_or(0));
+            let x = self.x(slice * record.slice);
             let mut y = rows + ROW * row(activity.pod) + ROW - 1.5;
             let strokes = [
                 (activity.charged, CHARGED),
@@ -287,7 +310,7 @@ impl Svg {
             && !rest.is_empty()
         {
             let words = format!("then tokens {}: nothing left to charge", rest.join(" < "));
-            let bottom = rows + ROW * f64::from(u8::try_from(CONTENDERS).unwrap_or(u8::MAX));
+            let bottom = rows + rows_height(record);
             self.words(
                 self.x(third.start).min(WIDTH - RIGHT - 6.0),
                 bottom + 31.0,
@@ -325,7 +348,7 @@ impl Svg {
                 "middle",
                 &format!("{second} s"),
             );
-            second += 20;
+            second += if self.last < SHORT { 5 } else { 20 };
         }
     }
 }
@@ -348,12 +371,12 @@ fn escaped(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Kind;
+    use crate::kind::Kind;
     use crate::record::tests::record;
 
     #[test]
     fn the_picture_shows_who_held_the_lock_and_what_was_refused() {
-        let picture = draw(&Kind::ALL.map(record));
+        let picture = draw(&Kind::ON_PROCESSES.map(record));
         for word in [
             "naive",
             "fenced",
@@ -381,6 +404,18 @@ mod tests {
             picture.matches("</text>").count()
         );
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
+        assert!(!picture.contains("NaN"));
+    }
+
+    #[test]
+    fn the_picture_of_pods_shows_what_happened_to_each() {
+        let picture = draw(&Kind::IN_PODS.map(record));
+        for kind in Kind::IN_PODS {
+            for word in [kind.name(), kind.blow(), kind.relief().unwrap_or_default()] {
+                assert!(picture.contains(word), "{word}");
+            }
+        }
+        assert!(!draw(&[record(Kind::Kubelet)]).contains("height=\"5.00\""));
         assert!(!picture.contains("NaN"));
     }
 

@@ -6,7 +6,8 @@ use std::io::{self, IsTerminal, Write};
 
 use leasehold::clock::MonoInstant;
 
-use crate::record::{Kind, Record};
+use crate::kind::Kind;
+use crate::record::Record;
 
 /// How often there is a word about progress where there is no terminal.
 const PLAIN_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
@@ -96,28 +97,52 @@ fn joined(progress: &BTreeMap<Kind, String>) -> String {
     progress.values().cloned().collect::<Vec<_>>().join("   ")
 }
 
-/// The table of all tellings.
+/// The table of all tellings. In Pods it has two columns more: how long after the end of the former's work the next one
+/// began, and who that was.
 pub(crate) fn table(records: &[Record]) -> String {
-    let row = |cells: [&str; 5], tokens: &str| {
-        let [name, charges, duplicates, refused, takeover] = cells;
-        format!("{name:<9} {charges:>9} {duplicates:>11} {refused:>9} {takeover:>10}  {tokens}\n")
+    let in_pods = records.iter().any(|record| record.kind.is_in_pods());
+    let row = |cells: [&str; 7], tokens: &str| {
+        let [name, charges, duplicates, refused, takeover, after, next] = cells;
+        let more = if in_pods {
+            format!(" {after:>10}  {next:<6}")
+        } else {
+            String::new()
+        };
+        format!(
+            "{name:<9} {charges:>9} {duplicates:>11} {refused:>9} {takeover:>10}{more}  {tokens}\n"
+        )
     };
     let head = row(
-        ["", "charges", "duplicates", "refused", "take-over"],
+        [
+            "",
+            "charges",
+            "duplicates",
+            "refused",
+            "take-over",
+            "after end",
+            "next",
+        ],
         "tokens",
     );
     let rows = records.iter().map(|record| {
-        let takeover = record
-            .takeover()
-            .map_or("never".to_owned(), |at| format!("{at:.1} s"));
+        let takeover = if in_pods {
+            seconds(record.since_blow(), 2, "never")
+        } else {
+            seconds(record.takeover(), 1, "never")
+        };
+        let after = seconds(record.since_end(), 2, "before");
         let counts = [record.charges, record.duplicates(), record.refused].map(thousands);
         let [charges, duplicates, refused] = &counts;
-        row(
-            [record.kind.name(), charges, duplicates, refused, &takeover],
-            &rising(&record.tokens()),
-        )
+        let next = record.next().unwrap_or_default();
+        let name = record.kind.name();
+        let cells = [name, charges, duplicates, refused, &takeover, &after, &next];
+        row(cells, &rising(&record.tokens()))
     });
     head + &rows.collect::<String>()
+}
+
+fn seconds(seconds: Option<f64>, digits: usize, none: &str) -> String {
+    seconds.map_or(none.to_owned(), |seconds| format!("{seconds:.digits$} s"))
 }
 
 /// All of a few tokens, the first and the last of many.
@@ -175,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_line_for_each_telling() {
-        let table = table(&Kind::ALL.map(record));
+        let table = table(&Kind::ON_PROCESSES.map(record));
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -193,5 +218,17 @@ mod tests {
             ]
         );
         assert_eq!(lines.len(), 5);
+    }
+
+    #[test]
+    fn the_table_of_pods_tells_who_was_next_and_how_long_after_the_end() {
+        let table = table(&Kind::IN_PODS.map(record));
+        let line = |name: &str| table.lines().find(|line| line.starts_with(name));
+        let words = |name| line(name).unwrap().split_whitespace().collect::<Vec<_>>();
+        let start = [
+            "forced", "50,000", "0", "0", "15.00", "s", "9.00", "s", "pod-7",
+        ];
+        assert_eq!(words("forced")[..9], start);
+        assert_eq!(words("frozen")[4..8], ["9.50", "s", "before", "pod-7"]);
     }
 }

@@ -2,64 +2,24 @@
 //!
 //! The program `leasehold` must be built: `cargo test --workspace --all-features` does that.
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use support::story;
+
 const CUSTOMERS: u64 = 500;
 
-fn story() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_nightly-billing"))
-}
-
-/// Tells some of it, and returns the numbers; the picture is checked on the way.
+/// Tells two of it.
 fn tell(speed: &str, tellings: [&str; 2]) -> Value {
-    let picture = std::env::temp_dir().join(format!(
-        "nightly-billing-{}-{speed}.svg",
-        std::process::id()
-    ));
-    let mut command = story();
-    command.args([
-        "--format",
-        "json",
-        "--speed",
-        speed,
-        "--customers",
-        &CUSTOMERS.to_string(),
-    ]);
-    command.args(tellings.map(|telling| format!("--telling={telling}")));
-    let output = command
-        .arg("--svg")
-        .arg(&picture)
-        .output()
-        .expect("the story can be run");
-    assert!(output.status.success(), "{}", words(&output));
-    let drawn = fs::read_to_string(&picture).expect("there is a picture");
-    fs::remove_file(&picture).expect("it can be removed");
-    for telling in tellings {
-        assert!(drawn.contains(&format!(">{telling}</text>")), "{telling}");
-    }
-    let numbers: Value =
-        serde_json::from_slice(&output.stdout).expect("standard output is JSON alone");
-    assert_eq!(numbers["customers"], CUSTOMERS);
-    for telling in tellings {
-        let tokens: Vec<i64> =
-            serde_json::from_value(numbers[telling]["tokens"].clone()).expect("numbers");
-        assert!(
-            tokens.len() >= 2 && tokens.is_sorted_by(|one, two| one < two),
-            "{tokens:?}"
-        );
-    }
-    numbers
-}
-
-fn words(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    support::tell(&["--speed", speed], CUSTOMERS, &tellings)
 }
 
 #[test]

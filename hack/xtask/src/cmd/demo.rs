@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use xtask::controlplane::Programs;
-use xtask::postgres;
+use xtask::{helm, node, postgres};
 
 /// The package in `hack/demo`, and its program.
 const STORY: &str = "nightly-billing";
@@ -28,10 +28,15 @@ pub(crate) struct Args {
 
 pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let rest = super::words_after("demo");
+    let asks = |words: &[&str]| rest.iter().any(|word| words.iter().any(|ask| word == ask));
     // Asking what there is needs no servers.
-    if !rest.iter().any(|word| word == "--help" || word == "-h") {
+    if !asks(&["--help", "-h"]) {
         postgres::ensure_installed()?;
         Programs::ensure()?;
+        if asks(&["--node"]) {
+            node::ensure_installed()?;
+            helm::ensure()?;
+        }
     }
     eprintln!("Building {LEASEHOLD} and {STORY} …");
     let built = build()?;
