@@ -3,7 +3,9 @@
 //! It is a plain job that never looks back. Whether it charges anybody twice is up to the lock and the ledger alone,
 //! so it goes on also when the ledger refuses it.
 
+use std::fs::File;
 use std::future::Future;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,6 +29,8 @@ const DONE_PERCENT: usize = 70;
 const PACED_PERCENT: usize = 74;
 /// How many charges are on their way at once when there is no pace to keep. Each is a transaction of its own.
 pub(crate) const IN_FLIGHT: usize = 4;
+/// A file in memory, in every container.
+const IN_MEMORY: &str = "/dev/shm/hoard";
 /// Shorter waits are left out: the timer has whole milliseconds.
 const TIMER_GRAIN: Duration = Duration::from_millis(2);
 
@@ -102,13 +106,16 @@ pub(crate) fn command(ledger: &Address, plot: Plot, pace: Duration) -> Vec<Strin
     command
 }
 
-/// From SIGUSR1 on its memory runs away, until it has more than it may.
+/// From SIGUSR1 on it fills files in memory, until its container has more than it may. Files, since memory of its own
+/// would make it the process that the kernel ends: see `Container::let_first_process_be_killed`.
 async fn hoard(mut asked: Signal) -> Result<ExitCode> {
     asked.recv().await;
     Said::Hoards { at: now() }.say()?;
-    let mut hoard = Vec::new();
+    let mut hoard = File::create(IN_MEMORY).context("can't make a file in memory")?;
     loop {
-        hoard.push(vec![1_u8; 1 << 20]);
+        hoard
+            .write_all(&[1; 1 << 20])
+            .context("memory has no end")?;
         tokio::task::yield_now().await;
     }
 }

@@ -67,8 +67,8 @@ pub(crate) struct Chronicle<'a> {
     relieved: Option<f64>,
     /// The struck one's Pod object is gone.
     is_gone: bool,
-    /// When the last process of the struck one's work had ended.
-    ended: Option<f64>,
+    /// The process of the struck one's work has ended.
+    has_ended: bool,
 }
 
 impl<'a> Chronicle<'a> {
@@ -92,7 +92,7 @@ impl<'a> Chronicle<'a> {
             struck: None,
             relieved: None,
             is_gone: false,
-            ended: None,
+            has_ended: false,
         };
         Ok((chronicle, send))
     }
@@ -232,11 +232,12 @@ impl<'a> Chronicle<'a> {
             }
             News::WorkEnded { at } => {
                 let at = self.story(*at);
-                self.ended = Some(at);
-                if let Some(first) = self.tenures.first_mut() {
-                    first.end.get_or_insert(at);
+                self.has_ended = true;
+                self.tenure_ends(pod, at);
+                // Of the others the kubelet tells.
+                if self.plot.kind == Kind::Forced {
+                    self.event(at, pod, "its work has ended");
                 }
-                self.event(at, pod, "its work has ended");
             }
         }
         Ok(())
@@ -338,7 +339,7 @@ impl<'a> Chronicle<'a> {
     /// Of who is deleted, the kubelet may never report the end.
     fn has_left(&self, pod: usize) -> bool {
         let struck = self.tenures.first().is_some_and(|first| first.pod == pod);
-        self.exited[pod] || (struck && self.is_gone && self.ended.is_some())
+        self.exited[pod] || (struck && self.is_gone && self.has_ended)
     }
 
     /// All has happened that the story is about. Who only waits for a plain lease to end waits in vain.
@@ -373,6 +374,9 @@ impl<'a> Chronicle<'a> {
             })
         });
         let totals = ledger::totals(&self.ledger).await?;
+        let token = self.tenures.first().map_or(0, |first| first.token);
+        let last_charge = ledger::last_charge(&self.ledger, token).await?;
+        let last_charge = last_charge.map(|at| self.story(at));
         Ok(Record {
             kind,
             factor: speed.factor(),
@@ -387,7 +391,8 @@ impl<'a> Chronicle<'a> {
             slice,
             struck: self.struck.unwrap_or_default(),
             relieved: self.relieved,
-            ended: self.ended,
+            last_charge,
+            ended_as: None,
             tenures: self.tenures,
         })
     }

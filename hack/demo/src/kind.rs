@@ -1,6 +1,7 @@
 //! The tellings: four on processes, five in Pods on a node.
 
 use clap::ValueEnum;
+use leasehold::api::EndReason;
 
 /// The lease of those who do not renew it, in story seconds.
 const PLAIN_LEASE: u32 = 120;
@@ -116,6 +117,18 @@ impl Kind {
             Self::Deleted => "is deleted",
             Self::Oom => "runs out of memory",
             Self::Forced => "is deleted by force",
+        }
+    }
+
+    /// How the struck one's grant may end, as the lock's history tells; of processes nobody asks.
+    pub(crate) fn ends_as(self) -> &'static [EndReason] {
+        match self {
+            Self::Frozen => &[EndReason::Expired],
+            Self::Kubelet | Self::Deleted => &[EndReason::Released],
+            Self::Oom => &[EndReason::Ended],
+            // It may be given back as long as the API server still takes the token of the Pod that is gone.
+            Self::Forced => &[EndReason::Expired, EndReason::Released],
+            Self::Naive | Self::Fenced | Self::Leasehold | Self::Crash => &[],
         }
     }
 

@@ -180,6 +180,19 @@ pub(crate) async fn totals(client: &Client) -> Result<Totals> {
     })
 }
 
+/// When the last charge with this token was taken or refused, in microseconds of the wall clock.
+pub(crate) async fn last_charge(client: &Client, token: i64) -> Result<Option<i64>> {
+    let row = client
+        .query_one(LAST_CHARGE, &[&token])
+        .await
+        .context("can't read the ledger")?;
+    Ok(row.get(0))
+}
+
+const LAST_CHARGE: &str = "
+    WITH work AS (SELECT token, at FROM charges UNION ALL SELECT token, at FROM refusals)
+    SELECT (extract(epoch FROM max(at)) * 1000000)::bigint FROM work WHERE token = $1";
+
 /// What one holder did in one slice of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {

@@ -115,6 +115,12 @@ fn in_pods(record: &Record, list: &mut List) {
             format!("the next one began {since_end:.2} s after the end of the former's work"),
         );
     }
+    if let Some(reason) = record.ended_as {
+        list.expect(
+            record.kind.ends_as().contains(&reason),
+            format!("the lock's history has {reason:?} for the end of the first holder"),
+        );
+    }
     if record.kind == Kind::Kubelet
         && let (Some(first), Some(next)) = (record.tenures.first(), record.tenures.get(1))
         && let Some(back) = record.relieved
@@ -154,6 +160,8 @@ fn late(seconds: f64, what: &str, most: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use leasehold::api::EndReason;
+
     use crate::record::tests::record;
 
     #[test]
@@ -215,6 +223,8 @@ mod tests {
         is_told(next_at(Kind::Deleted, |_| 9.5), "5 s at most");
         is_told(next_at(Kind::Oom, |_| 9.1), "5 s at most");
         is_told(next_at(Kind::Forced, |_| 9.0), "-1.00 s after the end");
+        let released: fn(&mut Record) = |record| record.ended_as = Some(EndReason::Released);
+        assert!(told(released, Kind::Oom).contains("Released for the end"));
         is_told(next_at(Kind::Forced, |_| 23.5), "13 s at most");
     }
 

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use leasehold::api::EndReason;
+
 use crate::kind::Kind;
 
 /// When the holder freezes, or is killed.
@@ -67,8 +69,10 @@ pub(crate) struct Record {
     pub(crate) struck: f64,
     /// When what struck it was undone: it thawed, the kubelet came back.
     pub(crate) relieved: Option<f64>,
-    /// When the last process of the first holder's work had ended; in Pods.
-    pub(crate) ended: Option<f64>,
+    /// When the first holder's last charge was taken or refused.
+    pub(crate) last_charge: Option<f64>,
+    /// How its grant ended, as the lock's history tells; in Pods.
+    pub(crate) ended_as: Option<EndReason>,
     /// Who wrote when.
     pub(crate) activity: Vec<Activity>,
     /// How many story seconds a slice of activity has.
@@ -113,13 +117,13 @@ impl Record {
         self.takeover().map(|at| at - self.struck)
     }
 
-    /// How many seconds after the end of the struck holder's work the next one began, where the next one has to wait
-    /// for that; less than none if it did not.
+    /// How many seconds after the struck holder's last charge the next one began, where it has to wait for the end of
+    /// that one's work; less than none if it did not.
     pub(crate) fn since_end(&self) -> Option<f64> {
         if self.kind.freezes() {
             return None;
         }
-        Some(self.takeover()? - self.ended?)
+        Some(self.takeover()? - self.last_charge?)
     }
 
     /// Who was the next one.
@@ -143,6 +147,7 @@ impl Record {
             pods: in_pods.then(|| PodNumbers {
                 after_end_s: self.since_end().map(|seconds| rounded(seconds, 100.0)),
                 lease_s: self.lease,
+                ended_as: self.ended_as,
                 next: self.next(),
             }),
         }
@@ -171,6 +176,7 @@ pub(crate) struct Numbers {
 struct PodNumbers {
     after_end_s: Option<f64>,
     lease_s: f64,
+    ended_as: Option<EndReason>,
     next: Option<String>,
 }
 
@@ -238,7 +244,8 @@ pub(crate) mod tests {
             ],
             struck,
             relieved,
-            ended,
+            last_charge: ended,
+            ended_as: kind.ends_as().first().copied(),
             activity: vec![
                 activity(3, 2, 412, 0, 0),
                 activity(7, 122, 5_000, 0, 0),

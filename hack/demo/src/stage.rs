@@ -122,6 +122,8 @@ pub(crate) async fn make_lock(
     let locks = Api::<DistributedLock>::namespaced(client.clone(), namespace);
     let spec = DistributedLockSpec {
         lease_duration_seconds: i32::try_from(lease_seconds)?,
+        // Room for every contender's grant.
+        history_limit: 50,
         ..DistributedLockSpec::default()
     };
     locks

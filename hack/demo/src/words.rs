@@ -97,14 +97,23 @@ fn joined(progress: &BTreeMap<Kind, String>) -> String {
     progress.values().cloned().collect::<Vec<_>>().join("   ")
 }
 
-/// The table of all tellings. In Pods it has two columns more: how long after the end of the former's work the next one
-/// began, and who that was.
+/// The table of all tellings. In Pods it has more columns: how long after the former's last charge the next one began, how
+/// the former's grant ended by the lock's history, and who the next one was.
 pub(crate) fn table(records: &[Record]) -> String {
     let in_pods = records.iter().any(|record| record.kind.is_in_pods());
-    let row = |cells: [&str; 7], tokens: &str| {
-        let [name, charges, duplicates, refused, takeover, after, next] = cells;
+    let row = |cells: [&str; 8], tokens: &str| {
+        let [
+            name,
+            charges,
+            duplicates,
+            refused,
+            takeover,
+            after,
+            ended,
+            next,
+        ] = cells;
         let more = if in_pods {
-            format!(" {after:>10}  {next:<6}")
+            format!(" {after:>10}  {ended:<8}  {next:<6}")
         } else {
             String::new()
         };
@@ -120,6 +129,7 @@ pub(crate) fn table(records: &[Record]) -> String {
             "refused",
             "take-over",
             "after end",
+            "ended",
             "next",
         ],
         "tokens",
@@ -133,9 +143,17 @@ pub(crate) fn table(records: &[Record]) -> String {
         let after = seconds(record.since_end(), 2, "before");
         let counts = [record.charges, record.duplicates(), record.refused].map(thousands);
         let [charges, duplicates, refused] = &counts;
-        let next = record.next().unwrap_or_default();
-        let name = record.kind.name();
-        let cells = [name, charges, duplicates, refused, &takeover, &after, &next];
+        let ended = record.ended_as.map(|reason| format!("{reason:?}"));
+        let cells = [
+            record.kind.name(),
+            charges,
+            duplicates,
+            refused,
+            &takeover,
+            &after,
+            &ended.unwrap_or_default(),
+            &record.next().unwrap_or_default(),
+        ];
         row(cells, &rising(&record.tokens()))
     });
     head + &rows.collect::<String>()
@@ -226,9 +244,10 @@ mod tests {
         let line = |name: &str| table.lines().find(|line| line.starts_with(name));
         let words = |name| line(name).unwrap().split_whitespace().collect::<Vec<_>>();
         let start = [
-            "forced", "50,000", "0", "0", "15.00", "s", "9.00", "s", "pod-7",
+            "forced", "50,000", "0", "0", "15.00", "s", "9.00", "s", "Expired", "pod-7",
         ];
-        assert_eq!(words("forced")[..9], start);
-        assert_eq!(words("frozen")[4..8], ["9.50", "s", "before", "pod-7"]);
+        assert_eq!(words("forced")[..10], start);
+        assert_eq!(words("oom")[8..10], ["Ended", "pod-7"]);
+        assert_eq!(words("frozen")[6], "before");
     }
 }

@@ -9,7 +9,8 @@ mod stage;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kube::api::DeleteParams;
+use kube::api::{Api, DeleteParams};
+use leasehold::api::{DistributedLock, EndReason, FencingToken};
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 use tokio::sync::mpsc::UnboundedSender;
@@ -37,7 +38,9 @@ const AFTER_NEXT: f64 = 1.0;
 const GRACE: u32 = 6;
 /// How much longer than its acts a telling may take.
 const OVERTIME: Duration = Duration::from_mins(1);
-/// How long a thawed work has to be refused once.
+/// How long the work thaws before those who would end it.
+const HEAD_START: Duration = Duration::from_millis(300);
+/// How long it has at most to be refused once.
 const REFUSED: Duration = Duration::from_secs(10);
 
 /// Tells it.
@@ -49,6 +52,7 @@ pub(crate) async fn tell(stage: &Stage, live: &Live, plot: Plot) -> Result<Recor
     let cast = Cast::start(stage, plot, &work, &news).await?;
     // Not before all of them run: now they queue up at once, and who is struck has somebody behind it.
     make_lock(&stage.client, &cast.namespace, LOCK, plot.lease).await?;
+    let namespace = cast.namespace.clone();
     let mut acts = Blows {
         stage,
         plot,
@@ -56,7 +60,24 @@ pub(crate) async fn tell(stage: &Stage, live: &Live, plot: Plot) -> Result<Recor
         news,
         struck: None,
     };
-    chronicle.tell(&mut acts).await
+    let mut record = chronicle.tell(&mut acts).await?;
+    record.ended_as = how_it_ended(stage, &namespace, &record).await?;
+    Ok(record)
+}
+
+/// How the first grant ended, as the lock's history tells; it may have gaps.
+async fn how_it_ended(
+    stage: &Stage,
+    namespace: &str,
+    record: &Record,
+) -> Result<Option<EndReason>> {
+    let locks = Api::<DistributedLock>::namespaced(stage.client.clone(), namespace);
+    let lock = locks.get(LOCK).await?;
+    let first = record.tokens().first().copied();
+    let mut history = lock.status.into_iter().flat_map(|status| status.history);
+    Ok(history
+        .find(|entry| entry.fencing_token.map(FencingToken::get) == first)
+        .map(|entry| entry.reason))
 }
 
 /// How much longer than until the blow the work has something to do.
@@ -165,6 +186,7 @@ impl Blows<'_> {
             "thaws, its work before leasehold run: it goes on with the list that it had loaded";
         chronicle.note_relief(at, words)?;
         let begin = MonoInstant::now();
+        tokio::time::sleep(HEAD_START).await;
         while ledger::totals(&chronicle.ledger).await?.refused == 0
             && MonoInstant::now().saturating_duration_since(begin) < REFUSED
         {

@@ -147,7 +147,7 @@ fn pod(name: &str, work: &[String]) -> Value {
                 "imagePullPolicy": "Never",
                 "args": args,
                 "env": [{"name": PASSWORD, "valueFrom": {"secretKeyRef": {"name": NAME, "key": "password"}}}],
-                "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "96Mi"}},
+                "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "48Mi"}},
                 "securityContext": {
                     "readOnlyRootFilesystem": true,
                     "allowPrivilegeEscalation": false,
