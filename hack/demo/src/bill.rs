@@ -112,10 +112,9 @@ async fn hoard(mut asked: Signal) -> Result<ExitCode> {
     asked.recv().await;
     Said::Hoards { at: now() }.say()?;
     let mut hoard = File::create(IN_MEMORY).context("can't make a file in memory")?;
+    let more = vec![1; 1 << 20];
     loop {
-        hoard
-            .write_all(&[1; 1 << 20])
-            .context("memory has no end")?;
+        hoard.write_all(&more).context("memory has no end")?;
         tokio::task::yield_now().await;
     }
 }

@@ -208,9 +208,9 @@ impl Svg {
                 rows - 4.0
             );
             let (anchor, x) = if before {
-                ("end", x + 3.0)
+                ("end", x - 3.0)
             } else {
-                ("start", x - 3.0)
+                ("start", x + 3.0)
             };
             self.words(
                 x,
@@ -311,14 +311,10 @@ impl Svg {
         {
             let words = format!("then tokens {}: nothing left to charge", rest.join(" < "));
             let bottom = rows + rows_height(record);
-            self.words(
-                self.x(third.start).min(WIDTH - RIGHT - 6.0),
-                bottom + 31.0,
-                11.0,
-                MUTED,
-                "end",
-                &words,
-            );
+            let x = self.x(third.start).min(WIDTH - RIGHT - 6.0);
+            // They stand on the side where there is more room.
+            let anchor = if x < WIDTH / 2.0 { "start" } else { "end" };
+            self.words(x, bottom + 31.0, 11.0, MUTED, anchor, &words);
         }
     }
 

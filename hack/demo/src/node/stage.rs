@@ -119,7 +119,7 @@ fn load_contender(cluster: &Cluster) -> Result<()> {
         entrypoint: &["/leasehold"],
         user: "65532:65532",
     };
-    cluster.load_made("nightly-billing", &image)
+    cluster.load_made(&image)
 }
 
 /// The files that `ldd` names.
