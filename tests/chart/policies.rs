@@ -12,15 +12,17 @@ use super::operator_rig::{Place, is_free, lasting};
 use super::policies_attempts::attempts;
 use super::policies_stage::{Actor, RELEASE, Stage, user_of};
 
-/// What the user uses; the last two are the names of shared Leases.
+/// What the user uses; the last three are the names of shared Leases.
 const LOCKS: &[&str] = &[
     "held",
     "open",
     "fixed",
     "shared",
     "theirs-lock",
+    "lost",
     "ours",
     "theirs",
+    "unstamped",
 ];
 
 /// The tenants: `mallory` may write every object of the namespace but has none of the verbs of locks; `a`, `b` and `c`
@@ -72,6 +74,14 @@ async fn scene(stage: &Stage, actors: &BTreeMap<&str, Actor>) {
     place
         .make_lease("other", &json!({}), &json!({"holderIdentity": "other"}))
         .await;
+    // Leases that no operator looks at: their locks are not there.
+    for (name, label, holder) in [
+        ("lost", names::LABEL_LOCK, names::HOLDER_MISSING),
+        ("unstamped", names::LABEL_SHARED_WITH, "elector-1_ab"),
+    ] {
+        let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 3600});
+        place.make_lease(name, &json!({label: "lost"}), &spec).await;
+    }
     place.make_free("held", 600).await;
     place.make_free("open", 15).await;
     place.make_free("fixed", 15).await;

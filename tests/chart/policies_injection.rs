@@ -142,12 +142,39 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
 
     let mut blind = plain();
     blind["automountServiceAccountToken"] = json!(false);
+    let mut on_the_host = plain();
+    on_the_host["hostNetwork"] = json!(true);
+    let mut probed = plain();
+    probed["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["true"]}});
+    let mut asking = plain();
+    asking["containers"][0]["livenessProbe"] = json!({"httpGet": {"path": "/heldz", "port": 7118}});
+    let mut shared = plain();
+    shared["shareProcessNamespace"] = json!(true);
+    let mut other_user = shared.clone();
+    other_user["securityContext"] = json!({"runAsUser": 4711});
+    other_user["containers"][0]["securityContext"] = json!({"runAsUser": 4712});
+    let mut same_user = other_user.clone();
+    same_user["containers"][0]["securityContext"] = json!({"runAsUser": 4711});
+    let stay = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "stay"});
+    for spec in [&asking, &same_user, &plain()] {
+        injecting.made(&stay, spec).await.expect("it passes");
+    }
+    for spec in [&probed, &shared, &other_user] {
+        injecting
+            .made(&asks(), spec)
+            .await
+            .expect("it begins again");
+    }
     let wrong = json!({names::ANNOTATION_LOCK: "Nightly Billing"});
     let pray = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "pray"});
     for (notes, spec, words) in [
         (&wrong, &plain(), "must be the name of a DistributedLock"),
         (&pray, &plain(), "must be exit, stay or delete-pod"),
         (&asks(), &blind, "leave automountServiceAccountToken out"),
+        (&asks(), &on_the_host, "not on the host's network"),
+        (&stay, &probed, "nothing would end container main"),
+        (&stay, &shared, "set securityContext.runAsUser"),
+        (&stay, &other_user, "set securityContext.runAsUser"),
     ] {
         let said = injecting.made(notes, spec).await.expect_err(words);
         assert!(said.contains(words), "{said}");

@@ -84,6 +84,14 @@ fn values_that_make_no_sense_are_refused_by_name() {
             json!({"networkPolicy": {"egress": {"restrict": true, "apiServerPorts": []}}}),
             "/networkPolicy/egress/apiServerPorts",
         ),
+        (
+            json!({"strictMode": true, "admissionPolicies": "Off"}),
+            "strictMode needs admissionPolicies",
+        ),
+        (
+            json!({"serviceAccount": {"create": false}}),
+            "serviceAccount.name",
+        ),
     ] {
         let output = template(RELEASE, RELEASE, &values);
         let errors = String::from_utf8_lossy(&output.stderr);

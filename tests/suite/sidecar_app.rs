@@ -77,6 +77,12 @@ impl Shared {
         all
     }
 
+    /// Whether a container has run and nothing of it is left.
+    fn has_ended(&mut self, container: usize) -> bool {
+        let family = &mut self.containers[container];
+        family.ended().is_some() && family.all().is_empty()
+    }
+
     async fn until_living(&self, container: usize, count: usize) {
         let what = format!("{count} processes or more live");
         until(&what, BUSY, async || self.living(container).len() >= count).await;
@@ -133,26 +139,7 @@ async fn the_app_is_ended_before_the_lease_can_be_taken_and_who_was_there_before
 #[tokio::test(flavor = "multi_thread")]
 async fn once_the_app_has_ended_a_lock_that_was_held_for_long_enough_is_given_back() {
     let bench = Bench::new().await;
-    let spec = json!({
-        "leaseDurationSeconds": 6, "maxHoldSeconds": 6, "onHolderLost": "Hold",
-    });
-    let lock = bench.lock_of(spec, "a").await;
-    bench.make_lease(&lock, "").await;
-    bench.open_status(&lock, 6).await;
-    let mut shared = Shared::new().await;
-    let pod = Pod::new(&bench);
-    let sidecar = shared.sidecar(pod.sidecar(&bench, "a")).start();
-    pod.until_held().await;
-    let app = shared.start(STUBBORN);
-    shared.until_living(app, 4).await;
-    until("it is given back", BUSY, async || {
-        bench.lease("a").await.is_free()
-    })
-    .await;
-    assert_eq!(shared.living(app), BTreeSet::new());
-    let ended = bench.lease("a").await.ended.expect("an end");
-    assert_eq!(ended.kind, EndKind::Released);
-    pod.until_not_held("(MaxHold)").await;
+    let (_shared, sidecar) = given_back(&bench).await;
     stops(sidecar).await;
     bench.finish().await;
 }
@@ -178,6 +165,47 @@ async fn after_a_revoke_an_app_that_does_not_end_by_itself_is_killed_after_its_g
     pod.until_not_held("(TakenOver)").await;
     stops(sidecar).await;
     bench.finish().await;
+}
+
+/// The kubelet starts an app again that was ended, and one whose image it was still pulling for the first time.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_started_after_the_loss_is_ended_too() {
+    let bench = Bench::new().await;
+    let (mut shared, sidecar) = given_back(&bench).await;
+    for _ in 0..2 {
+        let late = shared.start(STUBBORN);
+        until("what was started has ended", BUSY, async || {
+            shared.has_ended(late)
+        })
+        .await;
+    }
+    stops(sidecar).await;
+    bench.finish().await;
+}
+
+/// Of a lock that was held for long enough: nothing of the app is left, as it was given back.
+async fn given_back(bench: &Bench) -> (Shared, Run) {
+    let spec = json!({
+        "leaseDurationSeconds": 6, "maxHoldSeconds": 6, "onHolderLost": "Hold",
+    });
+    let lock = bench.lock_of(spec, "a").await;
+    bench.make_lease(&lock, "").await;
+    bench.open_status(&lock, 6).await;
+    let mut shared = Shared::new().await;
+    let pod = Pod::new(bench);
+    let sidecar = shared.sidecar(pod.sidecar(bench, "a")).start();
+    pod.until_held().await;
+    let app = shared.start(STUBBORN);
+    shared.until_living(app, 4).await;
+    until("it is given back", BUSY, async || {
+        bench.lease("a").await.is_free()
+    })
+    .await;
+    assert_eq!(shared.living(app), BTreeSet::new());
+    let ended = bench.lease("a").await.ended.expect("an end");
+    assert_eq!(ended.kind, EndKind::Released);
+    pod.until_not_held("(MaxHold)").await;
+    (shared, sidecar)
 }
 
 /// TERM came though the app still runs: by hand, say. The lock is not free before the app has ended.

@@ -42,6 +42,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* The operator's service account. */}}
 {{- define "leasehold.serviceAccountName" -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "\n\nserviceAccount.create is false: say by serviceAccount.name which account the operator has.\n" -}}
+{{- end -}}
 {{- .Values.serviceAccount.name | default (include "leasehold.fullname" .) -}}
 {{- end -}}
 

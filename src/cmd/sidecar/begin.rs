@@ -81,8 +81,11 @@ impl State {
     /// Whether it was left on the volume by another Pod, or before the machine was started again: whatever worked then
     /// has ended.
     fn is_of_another_life(&self, here: &Here) -> bool {
-        let booted = self.boot.is_some() && here.boot.is_some() && self.boot != here.boot;
-        self.pod != here.pod || booted
+        // Where one of them is not known, nothing is concluded from it.
+        let differ = |then: &Option<String>, now: &Option<String>| {
+            then.is_some() && now.is_some() && then != now
+        };
+        differ(&self.pod, &here.pod) || differ(&self.boot, &here.boot)
     }
 }
 
@@ -253,20 +256,30 @@ mod tests {
             ..here(1)
         };
         assert_eq!(decide(None, &here(1), "a"), Beginning::Take);
-        for state in [held(), over] {
+        for state in [held(), over.clone()] {
             for here in [&pod, &boot] {
                 assert_eq!(decide(Some(&state), here, "a"), Beginning::Take);
             }
         }
-        // Where the boot is not known, nothing is concluded from it.
-        let unknown = Here {
+        // Where the boot or the Pod is not known, nothing is concluded from it.
+        let no_boot = Here {
             boot: None,
             ..here(1)
         };
-        assert!(matches!(
-            decide(Some(&held()), &unknown, "a"),
-            Beginning::Resume { .. }
-        ));
+        let no_pod = Here {
+            pod: None,
+            ..here(1)
+        };
+        for unknown in [&no_boot, &no_pod] {
+            assert!(matches!(
+                decide(Some(&held()), unknown, "a"),
+                Beginning::Resume { .. }
+            ));
+            assert!(matches!(
+                decide(Some(&over), unknown, "a"),
+                Beginning::Over { .. }
+            ));
+        }
     }
 
     #[test]

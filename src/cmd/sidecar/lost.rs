@@ -1,5 +1,7 @@
-//! After a loss: the grant is withdrawn, the app ended where that was asked for, and nothing is taken again (R5).
+//! After a loss: the grant is withdrawn, the app ended where that was asked for and kept from starting again, and nothing
+//! is taken again (R5).
 
+use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use kube::api::{Api, DeleteParams, Preconditions};
 use leasehold::client::Released;
 use leasehold::client::identity::own_pod_and_namespace;
 use leasehold::clock::BootInstant;
-use leasehold::supervise::Mark;
+use leasehold::supervise::{Mark, Neighbours};
 
 use super::OnLoss;
 use super::begin::Work;
@@ -19,6 +21,8 @@ use crate::cmd::say;
 
 /// How long somebody who can't be killed is waited for after the KILL.
 const LEFT_WITHIN: Duration = Duration::from_secs(1);
+/// How often somebody is looked for who was started after the loss.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a disk that hangs is waited for.
 const WITHDRAWN_WITHIN: Duration = Duration::from_secs(5);
 /// Between two attempts to delete the Pod, at first and at most.
@@ -47,21 +51,35 @@ impl Life {
         }
         let facts = holding.as_ref().map(|holding| holding.facts.clone());
         // As a wrapper does: one that was held for long enough has only not been renewed.
-        if let Some(holding) = holding.filter(|_| app_ended)
-            && let Ok(Released::Confirmed) = ManuallyDrop::into_inner(holding.guard).release().await
-        {
-            say(&format!("lock {:?} was given back", self.lock));
-        }
-        match self.args.on_loss {
-            OnLoss::Exit => return self.end(EXIT_LOST, reason, facts.as_ref()),
-            OnLoss::Stay => {}
-            OnLoss::DeletePod => tokio::select! {
+        let mut ending = std::pin::pin!(end_who_starts(self.neighbours, spared));
+        if let Some(holding) = holding.filter(|_| app_ended) {
+            let releasing = ManuallyDrop::into_inner(holding.guard).release();
+            let released = tokio::select! {
                 biased;
-                () = self.stop.heard() => return self.end(0, reason, facts.as_ref()),
-                () = delete_pod(self.args.namespace.as_deref(), ends) => {}
-            },
+                released = releasing => released,
+                never = &mut ending => match never {},
+            };
+            if let Ok(Released::Confirmed) = released {
+                say(&format!("lock {:?} was given back", self.lock));
+            }
         }
-        self.stop.heard().await;
+        if self.args.on_loss == OnLoss::Exit {
+            return self.end(EXIT_LOST, reason, facts.as_ref());
+        }
+        let deletes = self.args.on_loss == OnLoss::DeletePod;
+        let namespace = self.args.namespace.as_deref();
+        let deleting = async {
+            if deletes {
+                delete_pod(namespace, ends).await;
+            }
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            () = self.stop.heard() => {}
+            never = deleting => match never {},
+            never = ending => match never {},
+        }
         self.end(0, reason, facts.as_ref())
     }
 
@@ -70,21 +88,39 @@ impl Life {
         let Some(neighbours) = self.neighbours else {
             return false;
         };
-        let spared = spared.to_vec();
-        let give_up = kill_at.max(BootInstant::now()) + LEFT_WITHIN;
-        let ending = tokio::task::spawn_blocking(move || neighbours.end(&spared, kill_at, give_up));
-        match ending.await {
-            Ok(left) if left.is_empty() => true,
-            Ok(left) => {
-                say(&format!(
-                    "processes {left:?} could not be ended: does the app run as another user?"
-                ));
-                false
-            }
-            Err(error) => {
-                say(&format!("cannot look for the app's processes: {error}"));
-                false
-            }
+        let ended = end(neighbours, spared, kill_at).await;
+        ended.map_err(|words| say(&words)).is_ok()
+    }
+}
+
+/// Ends all but `spared`; or says who is left.
+async fn end(neighbours: Neighbours, spared: &[Mark], kill_at: BootInstant) -> Result<(), String> {
+    let spared = spared.to_vec();
+    let give_up = kill_at.max(BootInstant::now()) + LEFT_WITHIN;
+    let ending = tokio::task::spawn_blocking(move || neighbours.end(&spared, kill_at, give_up));
+    match ending.await {
+        Ok(left) if left.is_empty() => Ok(()),
+        Ok(left) => Err(format!(
+            "processes {left:?} could not be ended: does the app run as another user?"
+        )),
+        Err(error) => Err(format!("cannot look for the app's processes: {error}")),
+    }
+}
+
+/// Kills whatever is started after the loss: the kubelet starts an app again that was ended, and one whose image it was
+/// pulling when the lock was lost.
+async fn end_who_starts(neighbours: Option<Neighbours>, spared: Vec<Mark>) -> Infallible {
+    let Some(neighbours) = neighbours else {
+        return std::future::pending().await;
+    };
+    let mut said = String::new();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if let Err(words) = end(neighbours, &spared, BootInstant::now()).await
+            && words != said
+        {
+            say(&words);
+            said = words;
         }
     }
 }

@@ -74,7 +74,8 @@ and change.rs. Needs the variables `operator`, `me` and `lock`.
 - expression: "!variables.isGrant || variables.operator || variables.newToken <= variables.highest || variables.mayRevoke"
   messageExpression: >-
     'token ' + string(variables.newToken) + ' is too far ahead of the revision ' + string(variables.revision)
-    + ': after an etcd restore use etcdutl --bump-revision'
+    + ': let somebody with the verb "revoke" on distributedlocks/' + variables.lock + ' take the lock once, then all may;'
+    + ' after an etcd restore use etcdutl --bump-revision'
 - expression: >-
     !variables.isGrant || !variables.newCounts || (variables.operator ? variables.newHold != 'Heartbeat' && variables.seconds >= 1 && variables.seconds <= 86400
     : variables.newHold == 'Heartbeat' && variables.seconds >= 1 && variables.seconds <= 3600)

@@ -4,6 +4,8 @@
 true
 {{- else if ne .Values.admissionPolicies "Off" -}}
 {{- fail (printf "\n\nadmissionPolicies must be Off, Audit or Deny, not %q.\n" .Values.admissionPolicies) -}}
+{{- else if .Values.strictMode -}}
+{{- fail "\n\nstrictMode needs admissionPolicies Deny (or Audit): it is one of them, and with Off nothing would be strict.\n" -}}
 {{- end -}}
 {{- end -}}
 
