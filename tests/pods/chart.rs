@@ -10,18 +10,20 @@ use kube::api::{Api, ListParams};
 use leasehold::api::{ClaimPhase, LockClaimSpec};
 use leasehold::clock::MonoInstant;
 use leasehold::engine::Grant;
-use serde_json::{Value, json};
+use serde_json::json;
 use xtask::node::BUSYBOX;
 
 use super::lease_watch::LeaseWatch;
+use super::node::wrapped;
 use super::operator_place::{fixed, with_pod};
 use super::operator_rig::ends;
 use super::release::{LEASEHOLD, Own};
 use super::render::chart;
 use super::run_bench::until;
 use super::server::within;
-use super::stage::{LONG, Team, WRAPPED, least_rights, node, pod, since, status_of};
+use super::stage::{LONG, Team, node, pod, since, status_of};
 
+const WORK: &str = "echo token $LEASEHOLD_FENCING_TOKEN; exec sleep 1000000";
 const LOCKS: [&str; 3] = ["held", "seat", "bound"];
 /// Of the lock that a Pod renews: an operator that disturbed it, or ended it, would be seen soon.
 const LEASE_SECONDS: i32 = 10;
@@ -38,11 +40,10 @@ struct Holders<'a> {
 impl<'a> Holders<'a> {
     async fn begin(team: &'a Team) -> Self {
         let place = &team.place;
-        place.make_free("held", LEASE_SECONDS).await;
-        team.account("worker", &least_rights("held"));
-        team.apply(&[wrapped("runner")]);
+        team.lock("held", LEASE_SECONDS).await;
+        team.apply(&[wrapped("runner", "held", WORK)]);
         team.said("runner", "main", token_in).await;
-        team.apply(&[wrapped("waiter")]);
+        team.apply(&[wrapped("waiter", "held", WORK)]);
         place.has_waiters("held", 1).await;
         for (name, spec) in [("seat", fixed(600)), ("bound", with_pod("runner", None))] {
             place.make_free(name, 15).await;
@@ -85,15 +86,6 @@ impl<'a> Holders<'a> {
         let before = self.grants[0].token.get();
         assert!(token > before, "{token} after {before}");
     }
-}
-
-/// A Pod whose command works under the lock `held`.
-fn wrapped(name: &str) -> Value {
-    let work = "echo token $LEASEHOLD_FENCING_TOKEN; exec sleep 1000000";
-    let run = ["leasehold", "run", "--lock", "held", "--", "sh", "-c", work];
-    let mut pod = pod(name, WRAPPED, &run);
-    pod["spec"]["serviceAccountName"] = json!("worker");
-    pod
 }
 
 fn token_in(said: &str) -> Option<i64> {

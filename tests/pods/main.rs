@@ -15,7 +15,6 @@ mod injection;
 mod node;
 mod node_cases;
 mod sidecar;
-#[allow(dead_code, reason = "each topic uses some of it")]
 mod stage;
 
 #[path = "../chart/lease_watch.rs"]

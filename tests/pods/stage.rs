@@ -193,11 +193,6 @@ impl Team {
         ]);
     }
 
-    /// Applies an example of the repository, with images that the node has in the place of those to be filled in.
-    pub fn apply_example(&self, name: &str) {
-        self.apply_text(&example(name));
-    }
-
     pub fn pods(&self) -> Api<Pod> {
         self.place.pods()
     }
