@@ -8,11 +8,15 @@
 //! Limits: without an operator nothing is taken for these claims, and a Pod hold does not end. Under
 //! `onHolderLost: Hold` time does not end a Fixed hold either.
 
+mod proven;
+mod takes;
+
 use std::time::Duration;
 
-use super::change::{self, NextChange, Requester};
+pub use self::proven::end_proven;
+pub(super) use self::takes::take;
+use super::change;
 use super::operator::{OperatorMove, OperatorWrite, wait, write};
-use super::queue::Queue;
 use super::record::{ClaimRef, EndKind, Grant, GrantNote, Hold, LeaseRecord, PodRef};
 use super::standing::{LockView, Standing, availability};
 use super::{Moment, WallMicros};
@@ -368,36 +372,6 @@ fn keep_grant(
     wait(Some(ends.map_or(renew, |ends| ends.min(renew))))
 }
 
-/// What the operator does about a Heartbeat grant whose Pod was read at `read`: if all its containers have ended, so has
-/// its holder, and nobody need wait for the rest of its lease. Not under Hold, and not before the lock delay is over.
-#[must_use]
-pub fn end_proven(
-    slot: &SlotSight<'_>,
-    pod: &PodSight,
-    read: Moment,
-    identity: &str,
-    now: Moment,
-    wall: WallMicros,
-) -> Option<OperatorMove> {
-    let Standing::Held { until } = slot.standing else {
-        return None;
-    };
-    let grant = slot.lease.current_grant()?;
-    let bound = grant.pod.as_ref()?;
-    if grant.hold != Hold::Heartbeat || !pod.ended || pod.uid.as_ref() != Some(&bound.uid) {
-        return None;
-    }
-    let due = read + Duration::from_secs(slot.lock.lock_delay_seconds.into());
-    if now < due {
-        return Some(wait(Some(due.min(until))));
-    }
-    if slot.lock_read < due {
-        // Hold may be new.
-        return Some(OperatorMove::ReadLock);
-    }
-    Some(end(slot, Some(grant), ClaimEnd::PodEnded, identity, wall))
-}
-
 /// A claim whose seconds were raised is prolonged: by what is left of them, as far as this replica has itself seen the
 /// grant last. One that began to look later sees less of it, and ends the hold later, never earlier.
 fn keep_fixed(
@@ -454,56 +428,6 @@ fn hold_shown(slot: &SlotSight<'_>) -> Option<Hold> {
     status
         .hold
         .filter(|_| status.holder == slot.lease.spec.holder)
-}
-
-/// What the operator does for the claim whose turn it is, if `claim` tells that it keeps the hold of that one, and some
-/// slot is free: the number of that slot, and the move. `None`: nothing to take.
-#[must_use]
-pub(super) fn take(
-    slots: &[SlotSight<'_>],
-    queue: &Queue,
-    claim: impl Fn(&ClaimRef) -> Option<HoldClaim>,
-    wall: WallMicros,
-) -> Option<(u32, OperatorMove)> {
-    let front = slots.iter().find(|slot| slot.lock.number == 0)?;
-    let named = front.lease.next.as_ref();
-    let turn = named.map_or_else(|| queue.first(), Some)?;
-    let waits = queue.claims().iter().find(|claim| claim.claim == *turn)?;
-    let claim = claim(turn)?;
-    let pod = claim.living_pod();
-    if waits.dead || claim.hold() == Hold::Pod && pod.is_none() {
-        return None;
-    }
-    let free = slots
-        .iter()
-        .filter(|slot| !slot.lock.is_surplus() && slot.standing == Standing::Free);
-    let slot = free.min_by_key(|slot| slot.lock.number)?;
-    let number = slot.lock.number;
-    if number > 0 && named.is_none() {
-        // It is named first: a take of this slot does not touch the queue.
-        return None;
-    }
-    if slot.lock_read < slot.lease_changed {
-        return Some((number, OperatorMove::ReadLock));
-    }
-    let who = Requester {
-        identity: claim.identity.clone(),
-        hold: claim.hold(),
-        pod,
-        note: None,
-        remembered: slot.remembered,
-    };
-    let next = match number {
-        0 => NextChange::Set(queue.after(turn).cloned()),
-        _ => NextChange::Keep,
-    };
-    let taken = change::take(slot.lock, slot.lease, slot.standing, &who, next, wall).ok()?;
-    let mut record = taken.record;
-    record.spec.duration_seconds = Some(i64::from(match claim.wish {
-        Wish::Fixed { seconds } => granted(slot.lock, seconds),
-        Wish::Pod { .. } => MAX_LEASE_SECONDS.unsigned_abs(),
-    }));
-    Some((number, write(OperatorWrite::Take, record)))
 }
 
 #[cfg(test)]

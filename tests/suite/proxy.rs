@@ -3,13 +3,15 @@
 //! Each client of a test gets a proxy of its own, so that a fault hits one and not the others. It speaks plain HTTP on
 //! loopback to the client and uses the tests' certificates towards the server.
 
+// Named, since programs of other folders use these files too.
+#[path = "proxy_wire.rs"]
+mod wire;
+
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
@@ -23,10 +25,10 @@ use kube::{Client, Config};
 use leasehold::client::Locks;
 use leasehold::clock::MonoInstant;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use self::wire::Wire;
 use super::run_bench::{BUSY, Bench, until};
 use super::server;
 
@@ -46,6 +48,8 @@ pub enum Fault {
     Refuse(u16),
     /// The same, with `Retry-After` in seconds.
     RefuseFor(u16, u32),
+    /// The same as a policy does: 403, with this in its words.
+    Forbid(&'static str),
     /// It is applied; then the connection breaks.
     CommitThenDrop,
     /// It is applied; then this code comes back.
@@ -306,59 +310,6 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
     }
 }
 
-/// A connection that can go dead without being closed.
-struct Wire {
-    stream: TcpStream,
-    number: usize,
-    state: Arc<State>,
-}
-
-impl Wire {
-    fn is_dead(&self) -> bool {
-        self.number < self.state.hole_below.load(Ordering::SeqCst)
-    }
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let filled = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if self.is_dead() {
-            buffer.set_filled(filled);
-            return Poll::Pending;
-        }
-        polled
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.is_dead() {
-            return Poll::Ready(Ok(data.len()));
-        }
-        Pin::new(&mut self.stream).poll_write(context, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.is_dead() {
-            return Poll::Pending;
-        }
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 async fn answer(
     request: Request<Incoming>,
     upstream: Client,
@@ -423,6 +374,14 @@ async fn answer(
         }
         Some(Fault::Refuse(code)) => Ok(status(code, None)),
         Some(Fault::RefuseFor(code, seconds)) => Ok(status(code, Some(seconds))),
+        Some(Fault::Forbid(words)) => {
+            let words =
+                format!("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {words}");
+            Ok(filled(
+                StatusCode::FORBIDDEN,
+                &status_object(403, "Forbidden", &words),
+            ))
+        }
         Some(Fault::CommitThenDrop) => {
             whole(forward.await?).await?;
             Err(io::ErrorKind::ConnectionReset.into())

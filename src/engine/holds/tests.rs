@@ -1,11 +1,12 @@
 use super::*;
+use crate::engine::queue::Queue;
 use crate::engine::{ClaimView, QueueOrder, SlotView, SpecRecord};
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
-const IDENTITY: &str = "seat/11111111-2222-3333-4444-555555555555";
-const NOW: Moment = Moment::from_secs(1000);
+pub(super) const IDENTITY: &str = "seat/11111111-2222-3333-4444-555555555555";
+pub(super) const NOW: Moment = Moment::from_secs(1000);
 
-fn lock() -> LockView {
+pub(super) fn lock() -> LockView {
     LockView {
         name: "nightly".to_owned(),
         uid: "lock".to_owned(),
@@ -17,7 +18,7 @@ fn lock() -> LockView {
     }
 }
 
-fn free() -> LeaseRecord {
+pub(super) fn free() -> LeaseRecord {
     LeaseRecord {
         uid: "lease".to_owned(),
         resource_version: 7,
@@ -30,7 +31,7 @@ fn free() -> LeaseRecord {
     }
 }
 
-fn claim(wish: Wish, state: ClaimState) -> HoldClaim {
+pub(super) fn claim(wish: Wish, state: ClaimState) -> HoldClaim {
     HoldClaim {
         claim: ClaimRef {
             name: "seat".to_owned(),
@@ -42,7 +43,7 @@ fn claim(wish: Wish, state: ClaimState) -> HoldClaim {
     }
 }
 
-fn pod(uid: Option<&str>, there: Option<&str>, ended: bool) -> Wish {
+pub(super) fn pod(uid: Option<&str>, there: Option<&str>, ended: bool) -> Wish {
     Wish::Pod {
         name: "web".to_owned(),
         uid: uid.map(str::to_owned),
@@ -53,7 +54,11 @@ fn pod(uid: Option<&str>, there: Option<&str>, ended: bool) -> Wish {
     }
 }
 
-fn sight<'a>(lock: &'a LockView, lease: &'a LeaseRecord, standing: Standing) -> SlotSight<'a> {
+pub(super) fn sight<'a>(
+    lock: &'a LockView,
+    lease: &'a LeaseRecord,
+    standing: Standing,
+) -> SlotSight<'a> {
     SlotSight {
         lock,
         lock_read: NOW,
@@ -68,7 +73,7 @@ fn sight<'a>(lock: &'a LockView, lease: &'a LeaseRecord, standing: Standing) -> 
     }
 }
 
-fn queue(claim: &HoldClaim) -> Queue {
+pub(super) fn queue(claim: &HoldClaim) -> Queue {
     let view = ClaimView {
         claim: claim.claim.clone(),
         ticket: 1,
@@ -81,7 +86,7 @@ fn queue(claim: &HoldClaim) -> Queue {
 }
 
 /// The Lease after the operator took it for this wish.
-fn taken(lock: &LockView, wish: Wish) -> LeaseRecord {
+pub(super) fn taken(lock: &LockView, wish: Wish) -> LeaseRecord {
     let claim = claim(wish, ClaimState::Waiting);
     let lease = free();
     let slot = sight(lock, &lease, Standing::Free);
@@ -106,11 +111,11 @@ fn granted(lease: &LeaseRecord, seconds: Option<u32>) -> ClaimState {
     }
 }
 
-const HELD: Standing = Standing::Held {
+pub(super) const HELD: Standing = Standing::Held {
     until: Moment::from_secs(2000),
 };
 
-fn end_of(todo: Option<OperatorMove>) -> (OperatorWrite, EndKind) {
+pub(super) fn end_of(todo: Option<OperatorMove>) -> (OperatorWrite, EndKind) {
     match todo {
         Some(OperatorMove::Write { what, record, .. }) => {
             assert!(record.is_free());
@@ -118,136 +123,6 @@ fn end_of(todo: Option<OperatorMove>) -> (OperatorWrite, EndKind) {
         }
         other => panic!("{other:?}"),
     }
-}
-
-#[test]
-fn a_take_stores_what_the_claim_asks_for_cut_by_the_limit() {
-    let limited = LockView {
-        max_hold_seconds: Some(60),
-        ..lock()
-    };
-    for (lock, wish, stored, hold) in [
-        (lock(), Wish::Fixed { seconds: 600 }, 600, Hold::Fixed),
-        (
-            limited.clone(),
-            Wish::Fixed { seconds: 600 },
-            60,
-            Hold::Fixed,
-        ),
-        (
-            limited.clone(),
-            Wish::Fixed { seconds: 20 },
-            20,
-            Hold::Fixed,
-        ),
-        (lock(), pod(None, Some("p1"), false), 86_400, Hold::Pod),
-        (
-            limited,
-            pod(Some("p1"), Some("p1"), false),
-            86_400,
-            Hold::Pod,
-        ),
-    ] {
-        let lease = taken(&lock, wish);
-        assert_eq!(lease.spec.holder, IDENTITY);
-        assert_eq!(lease.spec.duration_seconds, Some(stored));
-        let grant = lease.current_grant().expect("a grant");
-        assert_eq!((grant.hold, grant.token.get()), (hold, 8));
-        let bound = grant.pod.as_ref().map(|pod| pod.uid.as_str());
-        assert_eq!(bound, (hold == Hold::Pod).then_some("p1"));
-    }
-}
-
-#[test]
-fn nothing_is_taken_for_who_lacks_its_pod_or_out_of_turn_or_from_a_holder() {
-    let lock = lock();
-    let waits = |wish| claim(wish, ClaimState::Waiting);
-    let try_with = |claim: &HoldClaim, lease: &LeaseRecord, standing| {
-        take(
-            &[sight(&lock, lease, standing)],
-            &queue(claim),
-            |_| Some(claim.clone()),
-            5,
-        )
-    };
-    for wish in [
-        pod(None, None, false),
-        pod(None, Some("p1"), true),
-        pod(Some("p0"), Some("p1"), false),
-        Wish::Pod {
-            name: "web".to_owned(),
-            uid: None,
-            sight: None,
-        },
-    ] {
-        assert_eq!(try_with(&waits(wish), &free(), Standing::Free), None);
-    }
-    let seat = waits(Wish::Fixed { seconds: 1 });
-    assert_eq!(
-        try_with(&seat, &free(), Standing::Expired),
-        None,
-        "it is ended first"
-    );
-    assert_eq!(try_with(&seat, &free(), HELD), None);
-    let other = ClaimRef {
-        name: "other".to_owned(),
-        uid: "o".to_owned(),
-    };
-    let named = LeaseRecord {
-        next: Some(other),
-        ..free()
-    };
-    assert_eq!(
-        try_with(&seat, &named, Standing::Free),
-        None,
-        "it is another's turn"
-    );
-    let late = SlotSight {
-        lease_changed: NOW + Duration::from_secs(1),
-        ..sight(&lock, &named, Standing::Free)
-    };
-    let late = SlotSight {
-        lease: &free(),
-        ..late
-    };
-    let todo = take(&[late], &queue(&seat), |_| Some(seat.clone()), 5);
-    assert_eq!(todo, Some((0, OperatorMove::ReadLock)));
-}
-
-#[test]
-fn the_other_slot_is_taken_by_the_one_who_is_named_and_leaves_the_queue_alone() {
-    let lock = |number| LockView {
-        number,
-        max_holders: 2,
-        ..lock()
-    };
-    let (first, second) = (lock(0), lock(1));
-    let seat = claim(Wish::Fixed { seconds: 9 }, ClaimState::Waiting);
-    let mut head = taken(&first, Wish::Fixed { seconds: 9 });
-    let other = free();
-    let ask = |head: &LeaseRecord| {
-        let slots = [
-            sight(&first, head, HELD),
-            sight(&second, &other, Standing::Free),
-        ];
-        take(&slots, &queue(&seat), |_| Some(seat.clone()), 5)
-    };
-    assert_eq!(ask(&head), None, "it is named first");
-    head.next = Some(seat.claim.clone());
-    match ask(&head) {
-        Some((1, OperatorMove::Write { record, .. })) => assert_eq!(record.next, None),
-        other => panic!("{other:?}"),
-    }
-    let fewer = LockView {
-        max_holders: 1,
-        ..second.clone()
-    };
-    let slots = [
-        sight(&first, &head, HELD),
-        sight(&fewer, &other, Standing::Free),
-    ];
-    let todo = take(&slots, &queue(&seat), |_| Some(seat.clone()), 5);
-    assert_eq!(todo, None, "a surplus slot is not taken");
 }
 
 #[test]
@@ -594,46 +469,6 @@ fn holds_of_others_are_left_to_the_keeper() {
         ),
         None
     );
-}
-
-#[test]
-fn a_heartbeat_grant_ends_with_its_pod_where_the_kubelet_says_so() {
-    let lock = lock();
-    let mut lease = taken(&lock, pod(None, Some("p1"), false));
-    if let GrantNote::V1(grant) = &mut lease.grant {
-        grant.hold = Hold::Heartbeat;
-    }
-    let seen = |uid: &str, ended| PodSight {
-        uid: Some(uid.to_owned()),
-        ended,
-    };
-    let slot = sight(&lock, &lease, HELD);
-    let ask = |slot: &SlotSight<'_>, pod, now| end_proven(slot, &pod, NOW, "op", now, 9);
-    let end = ask(&slot, seen("p1", true), NOW);
-    assert_eq!(end_of(end), (OperatorWrite::End, EndKind::Ended));
-    assert_eq!(ask(&slot, seen("p1", false), NOW), None);
-    assert_eq!(ask(&slot, seen("p2", true), NOW), None, "another Pod");
-    let hold = sight(&lock, &lease, Standing::HeldWithoutEnd);
-    assert_eq!(ask(&hold, seen("p1", true), NOW), None, "not under Hold");
-    let unread = SlotSight {
-        lock_read: Moment::ZERO,
-        ..slot.clone()
-    };
-    let todo = ask(&unread, seen("p1", true), NOW);
-    assert_eq!(todo, Some(OperatorMove::ReadLock), "Hold may be new");
-    let delayed = LockView {
-        lock_delay_seconds: 5,
-        ..lock.clone()
-    };
-    let delayed = sight(&delayed, &lease, HELD);
-    let due = NOW + Duration::from_secs(5);
-    assert_eq!(ask(&delayed, seen("p1", true), NOW), Some(wait(Some(due))));
-    // A foreign elector has taken since: the annotation tells of an earlier holder, and its Pod proves nothing.
-    let mut taken_over = lease.clone();
-    taken_over.spec.holder = "elector_1".to_owned();
-    taken_over.spec.transitions += 1;
-    let foreign = sight(&lock, &taken_over, HELD);
-    assert_eq!(ask(&foreign, seen("p1", true), NOW), None);
 }
 
 #[test]
