@@ -118,6 +118,9 @@ pub const MAX_NAME_CHARS: usize = 253;
 /// The longest message of a condition, in characters.
 pub const MAX_MESSAGE_CHARS: usize = 32_768;
 
+/// How the chart's policy for strict mode begins its refusal of a take that would replace a holder.
+pub const STRICT_MODE_REFUSAL: &str = "strict mode: only the operator ends the hold of ";
+
 /// What a claimant must be like, as the API server is told too.
 pub const CLAIMANT_RULE: &str = "must begin and end with a letter or digit, with letters, digits and -._:@ between, \
                                  at most 253 characters";

@@ -21,11 +21,11 @@ use super::calls::CALL_LIMIT;
 use super::claims::ClaimStore;
 use super::error::AcquireError;
 use super::guard::Guard;
-use super::identity::{claimant_name, holder_note, host_name, identity, random_uid};
+use super::identity::{claimant_name, holder_note, host_name, identity, own_pod, random_uid};
 use super::renew::boot_moment;
 use super::{Acquire, Grace};
 use crate::api::{self, DistributedLock};
-use crate::engine::{Claimant, Held, Moment, Move, Patience, Requester, Seen, Waiting};
+use crate::engine::{ClaimRef, Claimant, Held, Moment, Move, Patience, Requester, Seen, Waiting};
 use crate::lease::store::{CLAIMS, StoreError};
 use crate::lease::{FoundLease, LeaseStore};
 
@@ -107,6 +107,8 @@ struct Seeker {
     failures: u32,
     /// The name of a claim whose creation is not settled.
     making: Option<String>,
+    /// A claim of its own that waits no longer, as a list of claims said; why is not known yet.
+    doubtful: Option<ClaimRef>,
     /// The latest failure, while nothing has succeeded since.
     last_error: Option<StoreError>,
     refusals: Refusals,
@@ -131,7 +133,7 @@ impl Seeker {
         let name = request
             .claimant
             .clone()
-            .or_else(|| request.pod.as_ref().map(|pod| pod.name.clone()));
+            .or_else(|| own_pod().map(|pod| pod.name));
         let claimant_name = claimant_name(&name.unwrap_or_else(host_name));
         let who = Requester {
             pod: request.pod.clone(),
@@ -163,6 +165,7 @@ impl Seeker {
             contact: false,
             failures: 0,
             making: None,
+            doubtful: None,
             last_error: None,
             refusals: Refusals::default(),
             no_lock_said: None,
@@ -210,6 +213,24 @@ impl Seeker {
                 }
                 continue;
             }
+            if let Some(claim) = self.doubtful.clone() {
+                let done = if self.ending.is_some() {
+                    self.delete_claim(&claim).await
+                } else {
+                    tokio::select! {
+                        biased;
+                        done = self.look_after_claim(&claim) => done,
+                        () = caller.closed() => Step::Next,
+                    }
+                };
+                match done {
+                    Step::Pause(pause) => self.pause(pause, &mut caller).await,
+                    Step::Over(error) if !self.has_left() => self.stop(Ending::With(error)),
+                    Step::Over(error) => break Err(error),
+                    _ => {}
+                }
+                continue;
+            }
             // The Lease's name is the lock's to tell.
             let step = if self.ending.is_some() && nothing_left {
                 Move::Gone
@@ -235,14 +256,7 @@ impl Seeker {
             };
             match done {
                 Step::Next => {}
-                Step::Pause(pause) => {
-                    let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
-                    let left = end.map_or(pause, |end| end.saturating_sub(self.mono()));
-                    tokio::select! {
-                        () = tokio::time::sleep(pause.min(left)) => {}
-                        () = caller.closed(), if self.ending.is_none() => {}
-                    }
-                }
+                Step::Pause(pause) => self.pause(pause, &mut caller).await,
                 Step::Granted(slot, held) => break Ok((slot, held)),
                 // Leave the queue, and settle what was sent, before saying so.
                 Step::Over(error) if !self.has_left() => self.stop(Ending::With(error)),
@@ -270,9 +284,22 @@ impl Seeker {
         }
     }
 
+    /// Waits for so long, but not beyond its own end, nor its caller's.
+    async fn pause(&mut self, pause: Duration, caller: &mut Caller) {
+        let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
+        let left = end.map_or(pause, |end| end.saturating_sub(self.mono()));
+        tokio::select! {
+            () = tokio::time::sleep(pause.min(left)) => {}
+            () = caller.closed(), if self.ending.is_none() => {}
+        }
+    }
+
     /// Whether nothing of it is in the cluster, nor may come to be.
     fn has_left(&self) -> bool {
-        self.claimant.claim().is_none() && !self.claimant.is_unsettled() && self.making.is_none()
+        self.claimant.claim().is_none()
+            && !self.claimant.is_unsettled()
+            && self.making.is_none()
+            && self.doubtful.is_none()
     }
 
     fn stop(&mut self, ending: Ending) {
@@ -329,23 +356,14 @@ impl Seeker {
                     let uids = claims.iter().map(|claim| claim.claim.uid.clone());
                     self.claimants = uids.zip(claimants).collect();
                     self.claimant.claims_listed(claims);
-                    match had.filter(|_| self.claimant.claim().is_none()) {
-                        // Withdrawn or refused: which of the two?
-                        Some(claim) => self.look_after_claim(&claim).await,
-                        None => Step::Next,
-                    }
-                }
-                Err(error) => self.trouble(error),
-            },
-            Move::MakeClaim => self.make_claim().await,
-            Move::DeleteClaim(claim) => match self.claims.delete(&claim, self.call_limit()).await {
-                Ok(()) => {
-                    self.fine(("delete", CLAIMS));
-                    self.claimant.left();
+                    // Withdrawn or refused: which of the two is seen to next.
+                    self.doubtful = had.filter(|_| self.claimant.claim().is_none());
                     Step::Next
                 }
                 Err(error) => self.trouble(error),
             },
+            Move::MakeClaim => self.make_claim().await,
+            Move::DeleteClaim(claim) => self.delete_claim(&claim).await,
             Move::StartOver => {
                 self.claimant
                     .start_over(identity(&self.claimant_name, &random_uid()));
@@ -355,6 +373,18 @@ impl Seeker {
             Move::Wait { until, why } => self.wait(until, why).await,
             Move::Refuse(refusal) => self.refused(refusal).await,
             Move::Gone => Step::Gone,
+        }
+    }
+
+    async fn delete_claim(&mut self, claim: &ClaimRef) -> Step {
+        match self.claims.delete(claim, self.call_limit()).await {
+            Ok(()) => {
+                self.fine(("delete", CLAIMS));
+                self.doubtful = None;
+                self.claimant.left();
+                Step::Next
+            }
+            Err(error) => self.trouble(error),
         }
     }
 

@@ -14,8 +14,8 @@ use crate::lease::view::{claim_ref, claim_view, waits};
 
 /// What a claim of one's own turned out to be.
 pub(crate) enum OwnClaim {
-    /// It waits.
-    Waits,
+    /// It waits, with this priority by now.
+    Waits(i32),
     /// It is gone, or finished without a word.
     Gone,
     /// The operator refused it, and said why.
@@ -170,7 +170,7 @@ impl ClaimStore {
                 let words = granted.map_or("the operator did not say why", |it| &it.message);
                 Ok(OwnClaim::Rejected(words.to_owned()))
             }
-            _ if waits(&found) => Ok(OwnClaim::Waits),
+            _ if waits(&found) => Ok(OwnClaim::Waits(found.spec.priority)),
             _ => Ok(OwnClaim::Gone),
         }
     }

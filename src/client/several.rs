@@ -377,7 +377,7 @@ impl Collector {
 
     fn ask(&self, request: &Acquire) -> Acquiring {
         let request = request.clone();
-        if self.patience == Patience::Try {
+        if self.patience == Patience::Try || request.has_no_time() {
             return request.begin_try();
         }
         let times = [request.wait, self.left()];

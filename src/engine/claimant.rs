@@ -9,6 +9,7 @@
 //! ([`Claimant::look_around`]).
 
 mod seek;
+mod settle;
 mod sight;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,8 @@ pub struct Claimant {
     lock: Known<Vec<LockView>>,
     /// When the read of the lock was sent.
     lock_read: Moment,
+    /// Whether that read is the last thing that happened: what is decided next is decided right after it.
+    lock_is_new: bool,
     /// Slot 0 always; the others as they are looked at.
     slots: BTreeMap<u32, Sight>,
     /// What a read of the claim named by `next` showed: whether it counts.
@@ -53,6 +56,8 @@ pub struct Claimant {
     may_land: bool,
     /// When it began to look at the slots that it does not watch.
     looking: Option<Moment>,
+    /// Until then it replaces no holder: a policy leaves that to the operator.
+    barred: Option<Moment>,
 }
 
 /// Since when a slot has been takeable, without a change, while `next` said this.
@@ -99,6 +104,7 @@ impl Claimant {
             stopping: false,
             lock: Known::Unread,
             lock_read: Moment::ZERO,
+            lock_is_new: false,
             slots: BTreeMap::from([(0, Sight::default())]),
             next_counts: None,
             listed: None,
@@ -107,6 +113,7 @@ impl Claimant {
             pending: None,
             may_land: false,
             looking: None,
+            barred: None,
         }
     }
 
@@ -134,12 +141,15 @@ impl Claimant {
         self.lock.value()?.get(usize::try_from(slot).ok()?)
     }
 
-    /// The slots to watch: all of them for the one whose turn it is, slot 0 for everybody else.
+    /// The slots to watch: all of them for the one whose turn it is, slot 0 for everybody else, and up to that of which
+    /// a take is open.
     #[must_use]
     pub fn watched(&self) -> std::ops::Range<u32> {
         let named = self.claim.is_some()
             && self.lease(0).and_then(|lease| lease.next.as_ref()) == self.claim.as_ref();
-        0..if named { self.slot_count() } else { 1 }
+        let wanted = if named { self.slot_count() } else { 1 };
+        let open = self.pending.as_ref().map_or(0, |(slot, _)| slot + 1);
+        0..wanted.max(open)
     }
 
     /// Its place in the queue, 1 for the one whose turn it is: about right.
@@ -155,6 +165,11 @@ impl Claimant {
         self.pending.is_some()
     }
 
+    /// The server refused to have a holder replaced by anybody but the operator. It takes only what is free until then.
+    pub fn leave_to_operator(&mut self, until: Moment) {
+        self.barred = Some(until);
+    }
+
     /// From now on it only settles what it sent and leaves the queue.
     pub fn stop(&mut self) {
         self.stopping = true;
@@ -165,6 +180,7 @@ impl Claimant {
     pub fn lock_read(&mut self, lock: Option<Vec<LockView>>, now: Moment) {
         self.lock = lock.map_or(Known::Absent, Known::Present);
         self.lock_read = now;
+        self.lock_is_new = true;
         for sight in self.slots.values_mut() {
             sight.lock_is_older = false;
         }
@@ -174,6 +190,8 @@ impl Claimant {
     /// comes by watch, and a deletion, which may be that of an earlier Lease, is looked into; a read always counts.
     /// `now` is a moment after the sight.
     pub fn lease_seen(&mut self, slot: u32, lease: Option<LeaseRecord>, seen: Seen, now: Moment) {
+        // A read takes its time.
+        self.lock_is_new &= seen == Seen::Watched;
         let change = self.slots.entry(slot).or_default().note(lease, seen, now);
         if change.spec && self.takeable.as_ref().is_some_and(|of| of.slot == slot) {
             // It was taken, or held, in between.
@@ -226,6 +244,15 @@ impl Claimant {
             revision,
             next,
         });
+    }
+
+    /// A read of its claim showed this priority. If that was edited, its place is another: the claims are listed anew.
+    pub fn ranks(&mut self, priority: i32) {
+        let own = self.claim.as_ref();
+        let mut listed = self.listed.iter().flat_map(|listed| &listed.claims);
+        if listed.any(|view| Some(&view.claim) == own && view.priority != priority) {
+            self.listed = None;
+        }
     }
 
     /// Its claim is made: from now on its identity ends with the claim's uid.
@@ -338,11 +365,12 @@ impl Claimant {
 
     /// What to do at `now`.
     pub fn decide(&mut self, now: Moment, wall: WallMicros) -> Move {
+        let lock_is_new = std::mem::take(&mut self.lock_is_new);
         let queue = &self.slots[&0];
         if queue.must_read || matches!(queue.lease, Known::Unread) {
             return Move::ReadLease(0);
         }
-        if let Some(settling) = self.settle(wall) {
+        if let Some(settling) = self.settle(lock_is_new, now, wall) {
             return settling;
         }
         if self.stopping {
@@ -356,52 +384,7 @@ impl Claimant {
                 _ => return Move::Refuse(Refusal::NoLock),
             },
         }
-        self.seek(now, wall)
-    }
-
-    /// An unsettled take comes first: it was applied (then a renewal proves since when), or it can't be applied any
-    /// more, or it is sent again: only one of the two can win, and both are the same grant.
-    fn settle(&mut self, wall: WallMicros) -> Option<Move> {
-        let (slot, take) = self.pending.as_ref()?;
-        let slot = *slot;
-        let sight = self.slots.get(&slot)?;
-        if sight.must_read || matches!(sight.lease, Known::Unread) {
-            return Some(Move::ReadLease(slot));
-        }
-        let base = &take.record;
-        if let Some(lease) = sight.lease.value() {
-            if lease.grant_id().is(&take.grant) {
-                // The lock may be unread while stopping; what the take stored is then stored again.
-                let record = self.lock(slot).map_or_else(
-                    || change::renew(&stand_in(base), lease, &take.grant, wall),
-                    |lock| change::renew(lock, lease, &take.grant, wall),
-                );
-                return Some(Move::Write(Write::Confirm { slot, record }));
-            }
-            if lease.uid == base.uid && lease.resource_version == base.resource_version {
-                let take = take.clone();
-                return Some(Move::Write(Write::Take { slot, take }));
-            }
-        }
-        self.pending = None;
-        None
-    }
-
-    /// Who withdraws while named moves `next` first.
-    fn leave(&self) -> Move {
-        let Some(claim) = self.claim.clone() else {
-            return Move::Gone;
-        };
-        if let Some(lease) = self
-            .lease(0)
-            .filter(|lease| lease.next.as_ref() == Some(&claim))
-        {
-            if !self.list_is_fresh(lease) {
-                return Move::ListClaims;
-            }
-            return Move::Write(Write::Name(change::name(lease, self.after(&claim))));
-        }
-        Move::DeleteClaim(claim)
+        self.seek(lock_is_new, now, wall)
     }
 
     fn slot_count(&self) -> u32 {
@@ -439,19 +422,5 @@ impl Claimant {
         self.listed
             .as_ref()
             .is_some_and(|listed| listed.next == lease.next)
-    }
-}
-
-/// A lock that makes a renewal store what `base` stores, for one that leaves and has not read the lock.
-fn stand_in(base: &LeaseRecord) -> LockView {
-    let seconds = base
-        .spec
-        .duration_seconds
-        .and_then(|seconds| u32::try_from(seconds).ok())
-        .unwrap_or(1);
-    LockView {
-        duration_seconds: seconds,
-        longest_seconds: Some(seconds),
-        ..LockView::default()
     }
 }

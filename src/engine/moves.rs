@@ -118,6 +118,8 @@ pub enum Waiting {
     NotReady,
     /// Somebody holds it.
     Holder,
+    /// Its holder fell silent, and a policy leaves it to the operator to end that.
+    Operator,
     /// It was deleted while perhaps held: nobody takes it before what it may hide has ended.
     Missing,
     /// It is somebody else's turn.

@@ -5,106 +5,22 @@
 //! A [`Keeper`] is fed by every replica, leader or not, so that a change of leader postpones no expiry; only the
 //! leader asks it what to do.
 
+mod moves;
+
 use std::time::Duration;
 
+pub use self::moves::{Loss, OperatorMove, OperatorWrite};
+pub(super) use self::moves::{wait, write};
 use super::change;
 use super::holder::Terms;
-use super::holds::{ClaimEnd, Holder, LOOK_AGAIN, SlotSight};
-use super::record::{ClaimRef, EndKind, GrantId, Hold, LeaseRecord, SpecRecord};
+use super::holds::{Holder, LOOK_AGAIN, SlotSight};
+use super::record::{EndKind, GrantId, Hold, LeaseRecord};
 use super::standing::{
     LockView, Observation, OnHolderLost, Seen, Standing, Unavailable, availability, lost_at,
     standing, stored_duration,
 };
 use super::token::next_token;
 use super::{Moment, WallMicros};
-
-/// What the operator's shell is to do, then to tell the machine about that asked for it ([`Keeper`], or
-/// [`Turns`](super::Turns)), then to ask again.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum OperatorMove {
-    /// Create the Lease with this spec; answer with [`Keeper::lease_seen`].
-    Create(SpecRecord),
-    /// Add the slot's first entry (and `longestLeaseDurationSeconds`) to status by a guarded write; answer with
-    /// [`Keeper::opened`] if that very write added it.
-    Open,
-    /// Read the lock from the server; answer with [`Keeper::lock_read`].
-    ReadLock,
-    /// Read this claim from the server; answer with [`Turns::claim_read`](super::Turns::claim_read).
-    ReadClaim(ClaimRef),
-    /// Ask the server whether a claim of this uid is there; answer with [`Keeper::holder_read`].
-    ReadHolder(String),
-    /// Write the final phase of this claim, whose Lease is freed next.
-    Finish {
-        /// The claim.
-        claim: ClaimRef,
-        /// How its hold ends.
-        why: ClaimEnd,
-    },
-    /// Send this guarded write, which prolongs a Fixed hold; answer with [`Keeper::prolonged`].
-    Prolong {
-        /// The record to put in place.
-        record: Box<LeaseRecord>,
-        /// For how many seconds the grant then lasts in all.
-        total: u32,
-    },
-    /// Send this guarded write; answer with [`Keeper::written`], or read the Lease again.
-    Write {
-        /// What it is for.
-        what: OperatorWrite,
-        /// The record to put in place.
-        record: Box<LeaseRecord>,
-        /// The Heartbeat claim to delete once the write has won.
-        then_delete: Option<ClaimRef>,
-    },
-    /// Nothing to do before `until`, or before something changes.
-    Wait {
-        /// The next moment at which time alone changes the answer.
-        until: Option<Moment>,
-        /// Why the lock can't work, where it can't: for the condition Stalled.
-        stalled: Option<Unavailable>,
-    },
-}
-
-/// What a write of the operator's is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OperatorWrite {
-    /// Frees a Lease that was just made for a slot that nobody ever had.
-    Free,
-    /// Ends a silent holder.
-    Expire,
-    /// Ends a holder whose token is below the floor, or that holds longer than `maxHoldSeconds`.
-    Revoke,
-    /// Gives a foreign holder its token.
-    Stamp,
-    /// Tells how many slots may be taken.
-    Slots,
-    /// Says whose turn it is.
-    Name,
-    /// Says whose turn it is, over a claim that did not take its own.
-    PassOver,
-    /// Takes a slot for a Fixed or Pod claim.
-    Take,
-    /// Renews a Pod hold.
-    Renew,
-    /// Prolongs a Fixed hold.
-    Prolong,
-    /// Puts the annotation of a Fixed or Pod hold back.
-    Restore,
-    /// Ends a Fixed or Pod hold that was given up, or whose Pod has ended.
-    End,
-}
-
-/// Whether a holder counts as lost, where `onHolderLost: Hold` keeps the slot locked after it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Loss {
-    /// It does not: it gave signs of life, or nothing of the kind is asked of the slot.
-    #[default]
-    None,
-    /// It was seen silent for so long that it would have been ended under Release.
-    Lost,
-    /// This replica has not looked on for long enough to say, and has seen no sign of life yet.
-    Unsure,
-}
 
 /// What one operator replica knows of one slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -351,6 +267,28 @@ impl Keeper {
 
     /// What the leader does at `now`.
     pub fn decide(&mut self, identity: &str, now: Moment, wall: WallMicros) -> OperatorMove {
+        let todo = self.next_move(identity, now, wall);
+        self.note_attempt(&todo);
+        todo
+    }
+
+    /// Call it with each move that [`holds`](super::holds) asks for: what was read of the lock counts for one attempt to
+    /// end a holder. If that is not answered, the next one is made by a new read.
+    pub fn note_attempt(&mut self, todo: &OperatorMove) {
+        let ends = match todo {
+            OperatorMove::Finish { .. } => true,
+            OperatorMove::Write { what, .. } => matches!(
+                what,
+                OperatorWrite::Expire | OperatorWrite::Revoke | OperatorWrite::End
+            ),
+            _ => false,
+        };
+        if let (true, Some((_, read))) = (ends, &mut self.lock) {
+            *read = Moment::ZERO;
+        }
+    }
+
+    fn next_move(&mut self, identity: &str, now: Moment, wall: WallMicros) -> OperatorMove {
         self.note_takeable(now);
         if self.lease.is_some() {
             self.note_limit(now);
@@ -494,21 +432,4 @@ fn looks_like_ours(lease: &LeaseRecord) -> bool {
     let uuid =
         |uid: &str| uid.len() == 36 && uid.chars().all(|c| c == '-' || c.is_ascii_hexdigit());
     lease.holder_uid().is_some_and(uuid)
-}
-
-/// Nothing to do before `until`.
-pub(super) fn wait(until: Option<Moment>) -> OperatorMove {
-    OperatorMove::Wait {
-        until,
-        stalled: None,
-    }
-}
-
-/// A guarded write with nothing to do after it.
-pub(super) fn write(what: OperatorWrite, record: LeaseRecord) -> OperatorMove {
-    OperatorMove::Write {
-        what,
-        record: Box::new(record),
-        then_delete: None,
-    }
 }

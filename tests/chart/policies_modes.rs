@@ -42,8 +42,9 @@ async fn in_strict_mode_the_operator_alone_replaces_a_holder() {
     };
     hold("kept").await;
     // A take that keeps to every other rule.
-    let take = "[{by: pod-2, take: kept, over: true, says: 'strict mode: only the operator ends the hold of pod-1/'}]";
-    attempts(take)[0].until_refused(&stage, &pods[1]).await;
+    let says = format!("{}pod-1/", names::STRICT_MODE_REFUSAL);
+    let take = format!("[{{by: pod-2, take: kept, over: true, says: '{says}'}}]");
+    attempts(&take)[0].until_refused(&stage, &pods[1]).await;
 
     // The waiter gets it all the same.
     let grant = hold("short").await;
@@ -60,6 +61,19 @@ async fn in_strict_mode_the_operator_alone_replaces_a_holder() {
         .assert(0, &[]);
     let lease = place.lease("short").await.record;
     assert!(lease.last_token() > grant.token.get(), "{lease:?}");
+
+    // Without an operator it waits for one, and says so.
+    drop(operator);
+    hold("short").await;
+    let waiter = stage
+        .bench
+        .run("short")
+        .env("KUBECONFIG", &pods[1].kubeconfig)
+        .in_pod(&pods[1].token);
+    let waiter = waiter.works_for("0").start();
+    waiter.says("strict mode leaves it to the operator").await;
+    let operator = stage.another_operator("heir").await;
+    waiter.ends(BUSY * 2).await.assert(0, &[]);
     drop(operator);
     stage.bench.finish().await;
 }

@@ -262,12 +262,16 @@ impl Stage {
 
     /// The operator, as the chart's service account and with the rights that the chart gives it. Leads on return.
     pub async fn operator(&self) -> Operator {
-        let actor = self.pod("operator", RELEASE).await;
+        self.another_operator("operator").await
+    }
+
+    /// The same, as another Pod.
+    pub async fn another_operator(&self, name: &str) -> Operator {
+        let actor = self.pod(name, RELEASE).await;
         let election = format!("{RELEASE}-operator");
         let more = ["--leader-election-id", &election];
         let operator =
-            Operator::start_with(self.namespace(), "operator", &more, Some(&actor.kubeconfig))
-                .await;
+            Operator::start_with(self.namespace(), name, &more, Some(&actor.kubeconfig)).await;
         operator.leads().await;
         operator
     }

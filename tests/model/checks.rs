@@ -257,6 +257,28 @@ fn hold_is_new_while_a_holder_is_silent() {
     );
     let budget = Budget {
         lost_answers: 0,
+        late_writes: 1,
+        ..budget
+    };
+    holds(
+        "new hold, late",
+        Setup {
+            operators: 0,
+            budget,
+            ..Setup::default()
+        },
+    );
+    // The operator's attempts, too.
+    holds(
+        "new hold, late, operated",
+        Setup {
+            clients: vec![Patience::Wait; 1],
+            budget,
+            ..Setup::default()
+        },
+    );
+    let budget = Budget {
+        late_writes: 0,
         ..budget
     };
     holds(

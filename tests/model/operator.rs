@@ -152,7 +152,14 @@ impl Operator {
                 };
                 holds::keep(&sight, holder, &name, now, wall)
             });
-            match kept.unwrap_or_else(|| keeper.decide(&name, now, wall)) {
+            let todo = match kept {
+                Some(todo) => {
+                    keeper.note_attempt(&todo);
+                    todo
+                }
+                None => keeper.decide(&name, now, wall),
+            };
+            match todo {
                 OperatorMove::Open => to_open.push(slot),
                 OperatorMove::Wait {
                     stalled: Some(_), ..

@@ -161,21 +161,21 @@ impl World {
         client.mind.lock_read(views, self.moment());
     }
 
-    /// A new take: a silent holder is replaced only by who has just looked whether that is wanted, and a slot of
-    /// which the lock says that it is one too many is not taken.
+    /// A take: a silent holder is replaced only by who has just looked whether that is wanted, by a take that is sent
+    /// again too; and a slot of which the lock says that it is one too many is not taken anew.
     fn judge(&mut self, setup: &Setup, client: &Client, write: &Write) {
         let Write::Take { slot, take } = write else {
             return;
         };
-        // Sent again: the first one may be older than a change of the lock.
-        if client.mind.is_unsettled() {
-            return;
-        }
         let lock = self.server.lock.view(*slot);
         let known = client.mind.lease(*slot);
         let silent = known.is_some_and(|lease| !lease.is_free() && lock.min_token.is_none());
         if silent && lock.on_holder_lost == OnHolderLost::Hold {
             self.violation = Some(Violation::HoldBroken);
+        }
+        // Sent again: the first one may be older than a change of the lock.
+        if client.mind.is_unsettled() {
+            return;
         }
         // With reads in between others may have lowered the limit.
         if lock.is_surplus() && !setup.fine {

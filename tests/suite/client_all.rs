@@ -416,3 +416,28 @@ async fn many_who_name_the_same_locks_in_other_orders_all_get_their_turn() {
     nothing_is_left(&bench, &locks, BUSY, "after all").await;
     bench.finish().await;
 }
+
+/// For one of them there is no time to wait: it is tried, and had if it is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_several_that_is_not_to_be_waited_for_is_tried() {
+    let (bench, holder, proxy) = b_is_held().await;
+    let library = proxy.locks();
+    let asked = || {
+        let locks = [library.lock("a"), library.lock("b").wait(Duration::ZERO)];
+        client::all(locks).claimant("a")
+    };
+    for outcome in [asked().acquire().await, asked().try_acquire().await] {
+        let error = outcome.unwrap_err();
+        let AcquireAllError::Lock { lock, error, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(lock, "b");
+        assert!(matches!(*error, AcquireError::Busy(_)), "{error}");
+    }
+    nothing_is_left(&bench, &["a"], BUSY, "after a try").await;
+    holder.release().await.unwrap();
+    had(asked()).await.release().await;
+    let tried = asked().try_acquire().await;
+    tried.unwrap().release().await;
+    bench.finish().await;
+}

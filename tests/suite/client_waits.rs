@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use kube::api::ListParams;
-use leasehold::client::Acquiring;
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
+use leasehold::api::names::STRICT_MODE_REFUSAL;
+use leasehold::client::{Acquiring, Progress, Waiting};
 use leasehold::clock::MonoInstant;
+use serde_json::json;
 
 use super::proxy::{Fault, Proxy};
 use super::run_bench::{BUSY, Bench, long, until};
@@ -97,7 +100,7 @@ async fn a_slow_beat_that_fails_is_soon_repeated() {
     until("it has looked again", BUSY, async || looks().len() > 1).await;
     let gap = looks()[1].saturating_duration_since(looks()[0]);
     // The first backoff is at most 0.4 s, a beat at least 3.75 s.
-    assert!(gap < Duration::from_secs(2), "{gap:?}");
+    assert!(gap < Duration::from_secs(3), "{gap:?}");
     waiter.withdraw().await;
     holder.release().await.unwrap();
     bench.finish().await;
@@ -125,6 +128,94 @@ async fn a_waiter_at_rest_asks_for_next_to_nothing() {
     assert_eq!(watches, 1);
     waiter.withdraw().await;
     holder.release().await.unwrap();
+    bench.finish().await;
+}
+
+/// A waiter reads its own claim on the slow beat: who was raised names itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_priority_that_is_raised_counts_without_an_operator_too() {
+    let bench = Bench::new().await;
+    let spec = json!({"leaseDurationSeconds": 5, "queue": {"policy": "Priority"}});
+    let lock = bench.lock_of(spec, "ranked").await;
+    bench.make_lease(&lock, "").await;
+    bench.open_status(&lock, 5).await;
+    let holder = bench.hold("ranked", "holder").await;
+    let library = bench.library().await;
+    let first = library.lock("ranked").claimant("first").begin();
+    bench.until_named("ranked").await;
+    let before = bench.lease("ranked").await.next;
+    let mut second = library.lock("ranked").claimant("second").begin();
+    bench.until_waiting(2).await;
+    let all = bench.claims().list(&ListParams::default()).await.unwrap();
+    let claims = all.items.into_iter();
+    let mut of_second = claims.filter(|claim| claim.spec.claimant.as_deref() == Some("second"));
+    let claim = of_second.next().unwrap();
+    let raised = json!({"spec": {"priority": 9}});
+    bench
+        .claims()
+        .patch(
+            &claim.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(raised),
+        )
+        .await
+        .unwrap();
+    until("it is the raised one's turn", 2 * BUSY, async || {
+        bench.lease("ranked").await.next != before
+    })
+    .await;
+    let next = bench.lease("ranked").await.next.unwrap();
+    assert_eq!(next.name, claim.name_any());
+    holder.release().await.unwrap();
+    let guard = within(BUSY, "it is served", second.outcome()).await;
+    first.withdraw().await;
+    guard.unwrap().release().await.unwrap();
+    bench.finish().await;
+}
+
+/// The chart's strictMode, with no operator there: it is waited for, in the queue, and that is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_holder_that_only_the_operator_may_end_is_left_to_it() {
+    let bench = Bench::new().await;
+    bench.opened("strict", 2).await;
+    let dead = json!({"spec": {"holderIdentity": "dead/9", "leaseDurationSeconds": 2}});
+    bench.edit_lease("strict", dead).await;
+    let proxy = Proxy::new(&bench).await;
+    // It names itself; then it may not take.
+    proxy.fault("update", "leases", 1, Fault::Pass);
+    proxy.always("update", "leases", Fault::Forbid(STRICT_MODE_REFUSAL));
+    let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+    let asked = proxy.locks().lock("strict").claimant("waiter");
+    let asked = asked.on_progress(move |progress| {
+        if let Progress::Waiting(report) = progress
+            && report.why == Some(Waiting::Operator)
+        {
+            let _ = say.send(report.to_string());
+        }
+    });
+    let mut waiter = asked.begin();
+    tokio::select! {
+        outcome = waiter.outcome() => panic!("{outcome:?}"),
+        words = within(BUSY, "it is said", said.recv()) => {
+            let words = words.unwrap();
+            assert!(words.contains("held by dead/9") && words.contains("operator"), "{words}");
+        }
+    }
+    // Asked again on the slow beat: such a policy can go. And it does not give up.
+    tokio::select! {
+        outcome = waiter.outcome() => panic!("{outcome:?}"),
+        () = until("it has asked twice more", 2 * BUSY, async || proxy.puts().len() >= 4) => {}
+    }
+    let puts = proxy.puts();
+    let gap = puts[3].at.saturating_duration_since(puts[2].at);
+    assert!(gap > Duration::from_secs(3), "{gap:?}");
+    assert_eq!(bench.waiting().await, 1, "it keeps its place");
+    proxy.heal();
+    // What the operator does.
+    let freed = json!({"spec": {"holderIdentity": ""}});
+    bench.edit_lease("strict", freed).await;
+    let guard = within(BUSY, "it is served", waiter.outcome()).await;
+    guard.unwrap().release().await.unwrap();
     bench.finish().await;
 }
 

@@ -46,6 +46,25 @@ fn a_silent_holder_of_a_surplus_slot_is_ended() {
     assert_eq!(writes(&todo), Some(OperatorWrite::Expire));
 }
 
+/// Onto an attempt that was not answered follows another, by then Hold may be new.
+#[test]
+fn the_lock_is_read_again_for_each_attempt_to_end_a_silent_holder() {
+    let mut stage = Stage::new(1);
+    stage.take(0, "x", at(0.0));
+    for now in [15.0, 15.0, 18.0] {
+        assert_eq!(stage.keeps(0, at(now)), OperatorMove::ReadLock);
+        stage.read_lock(at(now));
+        let todo = stage.keeps(0, at(now));
+        assert_eq!(writes(&todo), Some(OperatorWrite::Expire));
+        let unchanged = Some(stage.leases[0].clone());
+        stage.keepers[0].lease_seen(unchanged, Seen::Read, at(now));
+    }
+    assert_eq!(stage.keeps(0, at(20.0)), OperatorMove::ReadLock);
+    stage.lock.on_holder_lost = OnHolderLost::Hold;
+    stage.read_lock(at(20.0));
+    assert_eq!(waits_until(&stage.keeps(0, at(20.0))), None);
+}
+
 /// Each slot's first status entry is a guarded write: it frees the Lease read before it, no other slot's, no later one.
 #[test]
 fn the_opening_of_several_slots_frees_of_each_only_the_lease_that_was_read() {

@@ -5,10 +5,15 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use crate::api::names::HOLDER_MISSING;
 use crate::engine::{LossReason, Waiting};
 
 /// What to do about an operator that does nothing.
 const LASTS: &str = ", which takes a second: if this lasts, see that one runs, and that it looks after this namespace";
+
+/// What stands in for a holder after a deletion.
+const MISSING: &str =
+    "its lease was deleted while perhaps held: nobody takes it before what that hides has ended";
 
 /// How things stand for somebody who waits.
 #[derive(Clone, Debug)]
@@ -47,9 +52,16 @@ impl fmt::Display for WaitReport {
                     self.lock
                 )?;
             }
-            Some(Waiting::Missing) => f.write_str(
-                "its lease was deleted while perhaps held: nobody takes it before what that hides has ended",
-            )?,
+            Some(Waiting::Missing) => f.write_str(MISSING)?,
+            Some(Waiting::Operator) => {
+                match self.holder.as_deref() {
+                    Some(HOLDER_MISSING) | None => f.write_str(MISSING)?,
+                    Some(holder) => self.tell_holder(holder, f)?,
+                }
+                f.write_str(
+                    ", which fell silent; strict mode leaves it to the operator to end that: see that one runs",
+                )?;
+            }
             Some(Waiting::Holder | Waiting::Turn) | None => match &self.holder {
                 Some(holder) => self.tell_holder(holder, f)?,
                 None if self.why.is_none() && self.next.is_none() => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use super::{Ending, Seeker, Step};
+use crate::api::names::STRICT_MODE_REFUSAL;
 use crate::client::calls::{CALL_LIMIT, backoff};
 use crate::client::claims::ClaimStore;
 use crate::client::error::AcquireError;
@@ -39,6 +40,11 @@ impl Seeker {
         };
         self.fine(("get", LOCKS));
         let Some(lock) = lock else {
+            if self.ending.is_some() {
+                // What is open is not settled by a take any more.
+                self.claimant.lock_read(None, asked);
+                return Step::Next;
+            }
             return self.without_lock();
         };
         self.no_lock_said = None;
@@ -51,7 +57,8 @@ impl Seeker {
                 let views: Vec<_> = (0..lock.spec.effective_max_holders())
                     .map(|slot| lock_view(&lock, slot, false))
                     .collect();
-                if let Err(error) = self.request.check_grace(&views[0]) {
+                let fits = self.request.check_grace(&views[0]);
+                if let (Err(error), None) = (fits, &self.ending) {
                     return Step::Over(error);
                 }
                 self.lease_name = Some(lock.lease_name());
@@ -100,7 +107,7 @@ impl Seeker {
         self.request.pod.as_ref().filter(|_| is_home)
     }
 
-    fn join(&mut self, claim: ClaimRef) {
+    pub(super) fn join(&mut self, claim: ClaimRef) {
         self.making = None;
         let identity = identity(&self.claimant_name, &claim.uid);
         self.claimant.joined(claim, identity);
@@ -145,6 +152,13 @@ impl Seeker {
             }
             Put::Conflict | Put::Gone => {
                 self.refusals.allowed(("update", LEASES));
+                Step::Next
+            }
+            Put::Forbidden(StoreError::Forbidden { message, .. })
+                if message.contains(STRICT_MODE_REFUSAL) =>
+            {
+                self.refusals.allowed(("update", LEASES));
+                self.leave_to_operator();
                 Step::Next
             }
             Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {

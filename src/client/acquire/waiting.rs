@@ -56,8 +56,13 @@ impl Seeker {
         let report = self.reported.map(|(_, at)| at.saturating_add(REPORT_EVERY));
         let try_over =
             (self.patience == Patience::Try).then(|| self.started.saturating_add(TRY_READY_WITHIN));
-        let wake = [until, report, self.wait_until, try_over]
+        let ends = match &self.ending {
+            Some((_, by)) => [Some(*by), None, None],
+            None => [report, self.wait_until, try_over],
+        };
+        let wake = ends
             .into_iter()
+            .chain([until])
             .flatten()
             .fold(beat, Moment::min);
         let pause = wake.saturating_sub(self.mono());
@@ -94,6 +99,12 @@ impl Seeker {
     fn terms(&self) -> Terms {
         let seconds = self.lease_duration().as_secs();
         Terms::fitting(u32::try_from(seconds).unwrap_or(u32::MAX), Duration::ZERO)
+    }
+
+    /// A silent holder is the operator's to end. It may be asked for again on the slow beat: such a policy can go.
+    pub(super) fn leave_to_operator(&mut self) {
+        let until = self.mono() + jittered(self.terms().slow_beat());
+        self.claimant.leave_to_operator(until);
     }
 
     /// Nothing may be right only because a watch delivered: Lease, lock and claim are read now and then all the same.
@@ -136,12 +147,17 @@ impl Seeker {
 
     pub(super) async fn look_after_claim(&mut self, claim: &ClaimRef) -> Step {
         match self.claims.own(claim, self.call_limit()).await {
-            Ok(OwnClaim::Waits) => {
+            Ok(OwnClaim::Waits(priority)) => {
                 self.fine(("get", CLAIMS));
+                if self.doubtful.take().is_some() {
+                    self.join(claim.clone());
+                }
+                self.claimant.ranks(priority);
                 Step::Next
             }
             Ok(OwnClaim::Gone) => {
                 self.fine(("get", CLAIMS));
+                self.doubtful = None;
                 self.claimant.left();
                 if self.ending.is_none() {
                     let lock = self.request.name.clone();
@@ -154,6 +170,7 @@ impl Seeker {
                 if let Err(error) = self.claims.delete(claim, self.call_limit()).await {
                     tracing::debug!(%error, "a rejected claim was not deleted");
                 }
+                self.doubtful = None;
                 self.claimant.left();
                 Step::Over(AcquireError::Rejected {
                     lock: self.request.name.clone(),
@@ -182,7 +199,7 @@ impl Seeker {
     /// There is no such lock: wait for it, if that was asked for.
     pub(super) fn without_lock(&mut self) -> Step {
         let tried = self.patience == Patience::Try && self.waited() >= TRY_READY_WITHIN;
-        if !self.request.wait_for_lock || tried || self.ending.is_some() {
+        if !self.request.wait_for_lock || tried {
             return Step::Over(self.no_such_lock());
         }
         let now = self.mono();
@@ -226,7 +243,8 @@ impl Seeker {
         if let StoreError::Forbidden { access, .. } = &error {
             let access = (access.verb, access.resource);
             let now = self.mono();
-            if self.refusals.refused(access, now) || self.claimant.claim().is_none() {
+            let queued = self.claimant.claim().is_some() || self.doubtful.is_some();
+            if self.refusals.refused(access, now) || !queued {
                 return Step::Over(AcquireError::Forbidden(error));
             }
             self.failures += 1;

@@ -91,7 +91,14 @@ impl Index {
                 holds::end_proven(&sight, pod, read, identity, now, wall)
             })
         });
-        kept.unwrap_or_else(|| self.slot_mut(lease).keeper.decide(identity, now, wall))
+        let keeper = &mut self.slot_mut(lease).keeper;
+        match kept {
+            Some(todo) => {
+                keeper.note_attempt(&todo);
+                todo
+            }
+            None => keeper.decide(identity, now, wall),
+        }
     }
 
     /// What the leader does about the turn of a lock whose keepers have nothing to do, and on which slot's Lease: takes

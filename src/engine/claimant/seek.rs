@@ -27,8 +27,25 @@ struct Open {
     standing: Standing,
 }
 
+/// What the turn asks for.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart where it comes from"
+)]
+enum Todo {
+    /// To take that slot.
+    Take(Open, NextChange),
+    Other(Move),
+}
+
+impl From<Move> for Todo {
+    fn from(other: Move) -> Self {
+        Todo::Other(other)
+    }
+}
+
 impl Claimant {
-    pub(super) fn seek(&mut self, now: Moment, wall: WallMicros) -> Move {
+    pub(super) fn seek(&mut self, lock_is_new: bool, now: Moment, wall: WallMicros) -> Move {
         let sight = &self.slots[&0];
         let standing = self.lock(0).and_then(|lock| sight.standing(lock, now));
         let unavailable = match standing {
@@ -73,9 +90,18 @@ impl Claimant {
         }
         let open = self.first_open(now);
         self.note_takeable(open, next, now);
-        match self.claim.clone() {
-            None => self.seek_without_claim(&turn, open, unread, wall),
-            Some(claim) => self.seek_in_queue(&claim, turn, open, unread, now, wall),
+        let todo = match self.claim.clone() {
+            None => self.seek_without_claim(&turn, open, unread),
+            Some(claim) => self.seek_in_queue(&claim, turn, open, unread, now),
+        };
+        match todo {
+            // One thing at a time: what is open comes first.
+            Todo::Take(..) if self.pending.is_some() => match self.patience {
+                Patience::Wait => self.wait_for_holders(now),
+                Patience::Try => Move::Refuse(Refusal::Busy),
+            },
+            Todo::Take(open, next) => self.take(open, next, lock_is_new, wall),
+            Todo::Other(other) => other,
         }
     }
 
@@ -85,7 +111,7 @@ impl Claimant {
             of.next == next
                 && self
                     .standings(now)
-                    .any(|s| s.slot == of.slot && s.standing.is_takeable())
+                    .any(|s| s.slot == of.slot && self.can_take(s.standing, now))
         });
         if !goes_on {
             self.takeable = open.map(|open| Takeable {
@@ -96,36 +122,32 @@ impl Claimant {
         }
     }
 
-    fn seek_without_claim(
-        &self,
-        turn: &Turn,
-        open: Option<Open>,
-        unread: Option<u32>,
-        wall: WallMicros,
-    ) -> Move {
+    fn seek_without_claim(&self, turn: &Turn, open: Option<Open>, unread: Option<u32>) -> Todo {
         let Some(lease) = self.lease(0) else {
-            return Move::ReadLease(0);
+            return Move::ReadLease(0).into();
         };
         if open.is_none() && unread.is_none() {
-            return self.queue_up();
+            return self.queue_up().into();
         }
         let next = match turn {
-            Turn::Mine | Turn::Anothers(_) => return self.queue_up(),
-            Turn::Unknown(next) => return Move::ReadClaim(next.clone()),
+            Turn::Mine | Turn::Anothers(_) => return self.queue_up().into(),
+            Turn::Unknown(next) => return Move::ReadClaim(next.clone()).into(),
             Turn::Nobodys { stale: false } => NextChange::Keep,
-            Turn::Nobodys { stale: true } if !self.list_is_fresh(lease) => return Move::ListClaims,
+            Turn::Nobodys { stale: true } if !self.list_is_fresh(lease) => {
+                return Move::ListClaims.into();
+            }
             Turn::Nobodys { stale: true } => {
                 match (self.patience, self.queue().and_then(|q| q.first().cloned())) {
                     // Others wait, though the one named is gone: queue behind them.
-                    (Patience::Wait, Some(_)) => return Move::MakeClaim,
+                    (Patience::Wait, Some(_)) => return Move::MakeClaim.into(),
                     (_, first) => NextChange::Set(first),
                 }
             }
         };
         match (open, unread) {
-            (Some(open), _) => self.take(open, next, wall),
-            (None, Some(unread)) => Move::ReadLease(unread),
-            (None, None) => self.queue_up(),
+            (Some(open), _) => Todo::Take(open, next),
+            (None, Some(unread)) => Move::ReadLease(unread).into(),
+            (None, None) => self.queue_up().into(),
         }
     }
 
@@ -136,15 +158,16 @@ impl Claimant {
         open: Option<Open>,
         unread: Option<u32>,
         now: Moment,
-        wall: WallMicros,
-    ) -> Move {
+    ) -> Todo {
         let Some(lease) = self.lease(0) else {
-            return Move::ReadLease(0);
+            return Move::ReadLease(0).into();
         };
-        match turn {
+        let other = match turn {
             Turn::Mine if !self.was_listed_when_named(lease) => Move::ListClaims,
             Turn::Mine => match (open, unread) {
-                (Some(open), _) => self.take(open, NextChange::Set(self.after(claim)), wall),
+                (Some(open), _) => {
+                    return Todo::Take(open, NextChange::Set(self.after(claim)));
+                }
                 (None, Some(unread)) => Move::ReadLease(unread),
                 (None, None) => self.wait_for_holders(now),
             },
@@ -152,7 +175,7 @@ impl Claimant {
             Turn::Nobodys { .. } => match (open, self.queue().and_then(|q| q.first().cloned())) {
                 // Take and name in one write; with another slot it would be two all the same.
                 (Some(open), Some(first)) if open.slot == 0 && first == *claim => {
-                    self.take(open, NextChange::Set(self.after(claim)), wall)
+                    return Todo::Take(open, NextChange::Set(self.after(claim)));
                 }
                 (_, first) => Move::Write(Write::Name(change::name(lease, first))),
             },
@@ -166,7 +189,8 @@ impl Claimant {
             }
             Turn::Anothers(next) if open.is_some() => self.pass_over(&next, claim, now),
             Turn::Anothers(_) => self.wait_for_holders(now),
-        }
+        };
+        other.into()
     }
 
     /// Where priority counts, the highest claim names itself.
@@ -205,7 +229,7 @@ impl Claimant {
         Move::Write(Write::PassOver(change::name(lease, self.after(next))))
     }
 
-    fn take(&self, open: Open, next: NextChange, wall: WallMicros) -> Move {
+    fn take(&self, open: Open, next: NextChange, lock_is_new: bool, wall: WallMicros) -> Move {
         let Open { slot, standing } = open;
         let (Some(sight), Some(lock)) = (self.slots.get(&slot), self.lock(slot)) else {
             return Move::ReadLock;
@@ -213,12 +237,12 @@ impl Claimant {
         let Some(lease) = sight.lease.value() else {
             return Move::ReadLease(slot);
         };
-        // The lock is read again before a silent holder is replaced, for each attempt: Hold may be new; and before a
-        // slot other than 0 is taken: there may be fewer slots by now.
-        let expired_when_read = || sight.standing(lock, self.lock_read) == Some(Standing::Expired);
-        let is_fresh =
-            !sight.lock_is_older && (standing != Standing::Expired || expired_when_read());
-        if (standing == Standing::Expired || slot > 0) && !is_fresh {
+        let is_known = match standing {
+            Standing::Expired => self.may_replace(slot, lock_is_new),
+            // There may be fewer slots by now.
+            _ => slot == 0 || !sight.lock_is_older,
+        };
+        if !is_known {
             return Move::ReadLock;
         }
         let who = Requester {
@@ -243,22 +267,25 @@ impl Claimant {
 
     /// Until the first of the holders in view may be called silent.
     fn wait_for_holders(&self, now: Moment) -> Move {
+        let mut silent = self
+            .standings(now)
+            .filter(|open| open.standing.is_takeable() && !self.can_take(open.standing, now));
+        let barred = silent.next().and(self.barred);
         let until = self
             .standings(now)
             .filter_map(|open| match open.standing {
                 Standing::Held { until } => Some(until),
                 _ => None,
             })
+            .chain(barred)
             .min();
         let missing = self.lease(0).is_some_and(LeaseRecord::is_missing);
-        Move::Wait {
-            until,
-            why: if missing {
-                Waiting::Missing
-            } else {
-                Waiting::Holder
-            },
-        }
+        let why = match barred {
+            Some(_) => Waiting::Operator,
+            None if missing => Waiting::Missing,
+            None => Waiting::Holder,
+        };
+        Move::Wait { until, why }
     }
 
     /// How the slots in view stand.
@@ -271,7 +298,8 @@ impl Claimant {
     }
 
     fn first_open(&self, now: Moment) -> Option<Open> {
-        self.standings(now).find(|open| open.standing.is_takeable())
+        self.standings(now)
+            .find(|open| self.can_take(open.standing, now))
     }
 
     /// The first slot of which nothing is known at present.
