@@ -435,7 +435,7 @@ impl Election {
     /// Somebody new: each grant has an identity of its own.
     fn claimant(&self) -> Claimant {
         let who = Requester {
-            pod: identity::own_pod(),
+            pod: identity::own_pod_of(&self.config).map(|(pod, _)| pod),
             note: Some(identity::holder_note()),
             ..Requester::heartbeat(self.new_identity())
         };

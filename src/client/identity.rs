@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use kube::config::AuthInfo;
 use serde_json::{Value, json};
 
 use crate::engine::PodRef;
@@ -19,6 +20,33 @@ pub fn own_pod() -> Option<PodRef> {
 #[must_use]
 pub fn own_pod_and_namespace() -> Option<(PodRef, String)> {
     pod_of_token(&std::fs::read_to_string(TOKEN_FILE).ok()?)
+}
+
+/// The same, if `config` uses that Pod's own token. To the server a process with other credentials is not that Pod: its
+/// grants and claims name none.
+#[must_use]
+pub fn own_pod_of(config: &kube::Config) -> Option<(PodRef, String)> {
+    let token = token_of(&config.auth_info)?;
+    own_pod_and_namespace().filter(|own| pod_of_token(&token).as_ref() == Some(own))
+}
+
+/// The bearer token by which the server knows who calls; `None` where it goes by something else.
+fn token_of(auth: &AuthInfo) -> Option<String> {
+    // A certificate counts before a token does.
+    let goes_by_another = auth.client_certificate.is_some()
+        || auth.client_certificate_data.is_some()
+        || auth.username.is_some()
+        || auth.auth_provider.is_some()
+        || auth.impersonate.is_some();
+    if goes_by_another {
+        return None;
+    }
+    if auth.token.is_some() {
+        // The type tells it in this way only.
+        let text = serde_json::to_value(auth).ok()?;
+        return text.get("token")?.as_str().map(str::to_owned);
+    }
+    std::fs::read_to_string(auth.token_file.as_ref()?).ok()
 }
 
 /// The Pod to which a service account token is bound. The signature is the server's to check: a wrong Pod here only
@@ -110,6 +138,24 @@ mod tests {
         );
         for other in ["", "a.b.c", "e30.e30.sig"] {
             assert_eq!(pod_of_token(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_token_counts_unless_the_server_goes_by_something_else() {
+        let auth = |value: Value| serde_json::from_value::<AuthInfo>(value).unwrap();
+        assert_eq!(token_of(&AuthInfo::default()), None);
+        let inline = json!({"token": "t", "tokenFile": "/nowhere"});
+        assert_eq!(token_of(&auth(inline.clone())).as_deref(), Some("t"));
+        for (field, value) in [
+            ("client-certificate", "f"),
+            ("client-certificate-data", "c"),
+            ("username", "u"),
+            ("as", "other"),
+        ] {
+            let mut other = inline.clone();
+            other[field] = json!(value);
+            assert_eq!(token_of(&auth(other)), None, "{field}");
         }
     }
 

@@ -77,6 +77,8 @@ pub struct Locks {
     pub(crate) client: kube::Client,
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
+    /// The Pod that we are to the server, and its namespace.
+    pod: Option<(PodRef, String)>,
 }
 
 impl Locks {
@@ -96,6 +98,7 @@ impl Locks {
         let client = kube::Client::try_from(config.clone())
             .map_err(|error| ConnectError::Client(error.to_string()))?;
         Ok(Self {
+            pod: identity::own_pod_of(&config),
             lifeline: Arc::new(renew::Lifeline::new(config)),
             client,
             namespace: namespace.to_owned(),
@@ -117,7 +120,7 @@ impl Locks {
 
     /// The lock of this name, not asked for yet.
     pub fn lock(&self, name: &str) -> Acquire {
-        let (pod, home) = identity::own_pod_and_namespace().unzip();
+        let (pod, home) = self.pod.clone().unzip();
         Acquire {
             locks: self.clone(),
             name: name.to_owned(),
@@ -216,18 +219,24 @@ impl Acquire {
     }
 
     /// Starts what [`Acquire::acquire`] does, for a caller that wants to wait until a withdrawal is over too.
-    pub fn begin(mut self) -> Acquiring {
-        if self.wait == Some(Duration::ZERO) {
-            // No time to wait is not "no try".
-            self.wait = None;
+    pub fn begin(self) -> Acquiring {
+        if self.has_no_time() {
             return self.begin_try();
         }
         Acquiring::begin(self, Patience::Wait)
     }
 
     /// Starts what [`Acquire::try_acquire`] does.
-    pub fn begin_try(self) -> Acquiring {
+    pub fn begin_try(mut self) -> Acquiring {
+        if self.has_no_time() {
+            // No time to wait is not "no try".
+            self.wait = None;
+        }
         Acquiring::begin(self, Patience::Try)
+    }
+
+    pub(crate) fn has_no_time(&self) -> bool {
+        self.wait == Some(Duration::ZERO)
     }
 
     /// Refuses what can't work before anything is asked for.

@@ -59,6 +59,21 @@ fn on(lock: &str, spec: LockClaimSpec) -> LockClaimSpec {
     }
 }
 
+/// In a Pod, by a kubeconfig of its own: to the server it is not that Pod.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_in_a_pod_with_other_credentials_is_served_like_one_from_outside() {
+    let stage = Stage::new(&json!({})).await;
+    let operator = stage.operator().await;
+    stage.place().make_free("nightly", 15).await;
+    let pods = workers(&stage, &["nightly"], 1).await;
+    let person = stage.person("worker").await;
+    let builder = stage.bench.run("nightly").in_pod(&pods[0].token);
+    let builder = builder.env("KUBECONFIG", &person.kubeconfig);
+    exits(builder.works_for("0").start(), 0).await;
+    drop(operator);
+    stage.bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_of_pods_wait_hold_crash_and_are_revoked_unhindered() {
     let stage = Stage::new(&json!({})).await;

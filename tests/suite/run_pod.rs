@@ -1,14 +1,19 @@
 //! `leasehold run` as in a Pod: with a token that the server bound to one, in the place where Kubernetes mounts it.
 
+use std::fs;
+use std::path::PathBuf;
+
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt};
 use leasehold::api::{LockClaim, LockClaimSpec};
 use leasehold::supervise::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::run_bench::{BUSY, Bench, until};
+use super::server;
 
 /// A Pod, and a token of its own.
 pub async fn pod(bench: &Bench) -> (Pod, String) {
@@ -31,6 +36,33 @@ pub async fn pod(bench: &Bench) -> (Pod, String) {
     (pod, made.await.unwrap().status.unwrap().token.unwrap())
 }
 
+/// A kubeconfig with nothing but this token, which may do everything in the namespace of `bench`.
+async fn with_token(bench: &Bench, home: &Bench, token: &str) -> PathBuf {
+    let binding = json!({
+        "metadata": {"name": "worker-of-tests"},
+        "subjects": [{"kind": "ServiceAccount", "name": "worker", "namespace": home.namespace}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+    });
+    let binding: RoleBinding = serde_json::from_value(binding).unwrap();
+    let bindings: Api<RoleBinding> = Api::namespaced(bench.client.clone(), &bench.namespace);
+    bindings
+        .create(&PostParams::default(), &binding)
+        .await
+        .unwrap();
+    let text = fs::read_to_string(bench.kubeconfig()).unwrap();
+    let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token});
+    let path = bench.file("pod.kubeconfig");
+    fs::write(&path, kubeconfig.to_string()).unwrap();
+    let client = server::client_of(server::config_of(&path).await);
+    let claims: Api<LockClaim> = Api::namespaced(client, &bench.namespace);
+    until("the server knows that it may", BUSY, async || {
+        claims.list(&ListParams::default()).await.is_ok()
+    })
+    .await;
+    path
+}
+
 /// The only claim there is.
 async fn claim(bench: &Bench) -> LockClaim {
     bench.until_waiting(1).await;
@@ -48,7 +80,9 @@ async fn a_claim_goes_with_its_pod_and_in_another_namespace_stays() {
     for bench in [&home, &far] {
         bench.opened("held", 15).await;
         let holder = bench.hold("held", "holder").await;
-        let run = bench.run("held").in_pod(&token).works_for("0").start();
+        let run = bench.run("held").in_pod(&token);
+        let run = run.env("KUBECONFIG", with_token(bench, &home, &token).await);
+        let run = run.works_for("0").start();
         let claim = claim(bench).await;
         assert_eq!(claim.spec.claimant.as_deref(), Some("pod-3"));
         waiters.push((holder, run, claim));
@@ -92,4 +126,29 @@ async fn a_claim_goes_with_its_pod_and_in_another_namespace_stays() {
     holder_home.release().await.unwrap();
     home.finish().await;
     far.finish().await;
+}
+
+/// To the server it is not that Pod: policies would refuse what names it, and the end of the Pod would end its hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_in_a_pod_that_uses_other_credentials_names_no_pod() {
+    let bench = Bench::new().await;
+    let (_pod, token) = pod(&bench).await;
+    bench.opened("held", 15).await;
+    let holder = bench.hold("held", "holder").await;
+    // The administrator's, by certificate.
+    let run = bench.run("held").in_pod(&token).works_on().start();
+    let claim = claim(&bench).await;
+    assert_eq!(
+        claim.spec.claimant.as_deref(),
+        Some("pod-3"),
+        "to people it is"
+    );
+    assert_eq!(claim.owner_references(), []);
+    holder.release().await.unwrap();
+    bench.until_noted("start", "pod-3", BUSY).await;
+    let lease = bench.lease("held").await;
+    assert_eq!(lease.current_grant().unwrap().pod, None);
+    run.signal(Signal::TERM);
+    run.ends(BUSY).await.assert(143, &[]);
+    bench.finish().await;
 }
