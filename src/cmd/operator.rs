@@ -9,6 +9,7 @@ use leasehold::controller::{self, Settings};
 use leasehold::leader::LeaderTimes;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
 
 use super::{parse_address, parse_duration, say};
 
@@ -159,8 +160,8 @@ fn stop_on_signal() -> std::io::Result<watch::Receiver<bool>> {
 }
 
 fn log_to_stderr(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = EnvFilter::try_new(log_filter(std::env::var("RUST_LOG").ok()))
+        .unwrap_or_else(|_| EnvFilter::new(log_filter(None)));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -168,6 +169,18 @@ fn log_to_stderr(format: LogFormat) {
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),
+    }
+}
+
+/// What a watch is refused is said once, by us, unless somebody wants to hear it from below too.
+fn log_filter(asked: Option<String>) -> String {
+    const BELOW: &str = "kube_runtime";
+    let asked = asked.filter(|asked| !asked.trim().is_empty());
+    let asked = asked.unwrap_or_else(|| "info".to_owned());
+    if asked.contains(BELOW) {
+        asked
+    } else {
+        format!("{asked},{BELOW}=error")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The watches: what comes from them goes into the index, in every replica, leader or not.
 //!
 //! Each watch is short (`WATCH_SECONDS`), since a dead one is noticed only when it ends, and begins again with a
-//! back-off. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
+//! pause after an error. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
 //! lists when a read shows that revisions went back (a restore of etcd).
 
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject};
 use kube::core::{DeserializeGuard, NamespaceResourceScope, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 
@@ -25,8 +24,10 @@ use crate::lease::{FoundLease, lease_resource};
 /// How long one watch call lasts. A silent death is noticed 5 s after that.
 const WATCH_SECONDS: u32 = 25;
 
-/// A watch without an error for so long works: an error repeats itself within the longest back-off (30 s, and up to
-/// as much jitter) and the time that a call may hang.
+/// The longest pause after an error.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A watch without an error for so long works: an error repeats itself within the time that a call may hang.
 const QUIET: Duration = Duration::from_secs(75);
 
 /// The watches that `namespaces` need; none means all namespaces.
@@ -126,7 +127,7 @@ async fn follow<K: Send>(
     handle: impl Fn(&Shared, &mut Index, &Watch, Seen<K>) -> Vec<Key>,
 ) {
     let what = health_name(watch);
-    let mut events = events.default_backoff().boxed();
+    let mut events = events.boxed();
     let mut failures = 0_u32;
     loop {
         // A watch that goes on after an error does not say so, and a quiet one tells nothing else.
@@ -149,8 +150,9 @@ async fn follow<K: Send>(
                     .inc();
                 // One alone is usual: the server restarts, or a connection ends.
                 if failures > 1 {
-                    shared.health.report(&what, Some(words(&error)));
+                    shared.health.report(&what, Some(words(watch, &error)));
                 }
+                tokio::time::sleep(pause(failures, &error)).await;
                 continue;
             }
         };
@@ -197,13 +199,42 @@ pub fn health_name(watch: &Watch) -> String {
     format!("watch {}{}", watch.kind.as_str(), place(watch))
 }
 
-fn words(error: &watcher::Error) -> String {
+/// Before the watch is begun again: longer after each failure. The back-off of kube-runtime begins anew with each list
+/// that is begun, so it stays at its shortest. Nobody gives a permission that is missing from one moment to the next.
+fn pause(failures: u32, error: &watcher::Error) -> Duration {
+    let most = if forbidden(error).is_some() {
+        LONGEST_PAUSE
+    } else {
+        Duration::from_secs(2)
+    };
+    let doubled = 2_u32.saturating_pow(failures.saturating_sub(1).min(10));
+    let pause = Duration::from_millis(800).saturating_mul(doubled);
+    pause.min(most).mul_f64(0.5 + rand::random::<f64>() * 0.5)
+}
+
+fn words(watch: &Watch, error: &watcher::Error) -> String {
+    if let Some((verb, words)) = forbidden(error) {
+        let resource = watch.kind.resource();
+        return format!("not allowed to {verb} {resource}{}: {words}", place(watch));
+    }
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
             "the server does not serve it: kubectl apply -f crds/".to_owned()
         }
         other => chain(other),
     }
+}
+
+/// The verb that RBAC forbids, and the server's words.
+fn forbidden(error: &watcher::Error) -> Option<(&'static str, &str)> {
+    let (verb, status) = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) => ("list", status),
+        watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => ("watch", status),
+        _ => return None,
+    };
+    matches!(status.code, 401 | 403).then_some((verb, status.message.as_str()))
 }
 
 fn lock_event(

@@ -4,6 +4,8 @@ use std::fmt;
 
 use kube::ResourceExt;
 
+use crate::lease::store::{CLAIMS, LEASES, LOCKS};
+
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
@@ -74,6 +76,17 @@ impl Kind {
             Kind::Claims => "lockclaims",
             Kind::Leases => "leases",
             Kind::SharedLeases => "shared leases",
+            Kind::Pods => "pods",
+        }
+    }
+
+    /// The resource as RBAC names it, with its group.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Kind::Locks => LOCKS,
+            Kind::Claims => CLAIMS,
+            Kind::Leases | Kind::SharedLeases => LEASES,
             Kind::Pods => "pods",
         }
     }
