@@ -15,6 +15,7 @@ mod crd;
 pub mod guard;
 mod operator;
 mod probe;
+mod request;
 mod run;
 mod sidecar;
 

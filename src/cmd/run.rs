@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::api::names::MAX_PRIORITY;
 use leasehold::supervise::{
     EXIT_NOT_EXECUTABLE, ResolveError, Signals, Supervisor, exit_code_for_signal, resolve_command,
 };
@@ -15,7 +14,8 @@ use serde_json::{Value, json};
 
 use self::health::Health;
 use self::held::Held;
-use super::{init_tracing, parse_address, parse_claimant, parse_duration, say};
+use super::request::Request;
+use super::{init_tracing, parse_address, parse_duration, say};
 
 pub(super) mod asking;
 pub(super) mod facts;
@@ -63,28 +63,14 @@ pub struct Args {
     /// The locks' namespace; by default the kubeconfig's, or the Pod's own
     #[arg(long, short, value_name = "NS")]
     namespace: Option<String>,
-    /// Who holds it, as people will see it; by default the Pod's name, or the host's
-    #[arg(long = "as", value_name = "CLAIMANT", value_parser = parse_claimant)]
-    claimant: Option<String>,
-    /// Before whom to be served where the lock's queue goes by priority: higher first, from -1000 to 1000
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0,
-        allow_negative_numbers = true,
-        value_parser = clap::value_parser!(i32).range(i64::from(-MAX_PRIORITY)..=i64::from(MAX_PRIORITY))
-    )]
-    priority: i32,
+    #[command(flatten)]
+    request: Request,
     /// Wait at most this long for all of them, such as 90s or 5m; by default without limit
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "try_")]
     wait: Option<Duration>,
     /// Do not wait: exit with the busy code if the lock is not to be had at once
     #[arg(long = "try")]
     try_: bool,
-    /// What the command gets between TERM and KILL; at most a fifth of the lease duration, which is also the default, up
-    /// to 10s
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    kill_grace: Option<Duration>,
     /// Where to answer /livez (200 while this process runs) and /heldz (200 while all locks are held, else 503)
     #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     health_addr: Option<SocketAddr>,
@@ -94,9 +80,6 @@ pub struct Args {
     /// Exit code for "lost while running"
     #[arg(long, value_name = "CODE", default_value_t = 76)]
     lost_exit_code: u8,
-    /// If there is no such lock, wait until somebody makes it
-    #[arg(long)]
-    wait_for_lock: bool,
     /// If there is no such lock, make it, with default settings
     #[arg(long, conflicts_with = "wait_for_lock")]
     create: bool,

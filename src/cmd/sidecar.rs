@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::api::names::MAX_PRIORITY;
 use leasehold::client::identity::own_pod;
 use leasehold::clock::BootInstant;
 use leasehold::supervise::Neighbours;
@@ -15,8 +14,9 @@ use self::life::Life;
 use self::stop::Stop;
 use self::told::Told;
 use self::volume::{Folder, Volume};
+use super::request::Request;
 use super::run::{EXIT_UNAVAILABLE, EXIT_USAGE, End, leave_last_words};
-use super::{init_tracing, parse_address, parse_claimant, parse_duration, say};
+use super::{init_tracing, parse_address, say};
 
 mod begin;
 mod life;
@@ -49,25 +49,8 @@ pub struct Args {
     /// The lock's namespace; by default the Pod's own, or the kubeconfig's
     #[arg(long, short, value_name = "NS")]
     namespace: Option<String>,
-    /// Who holds it, as people will see it; by default the Pod's name, or the host's
-    #[arg(long = "as", value_name = "CLAIMANT", value_parser = parse_claimant)]
-    claimant: Option<String>,
-    /// Before whom to be served where the lock's queue goes by priority: higher first, from -1000 to 1000
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0,
-        allow_negative_numbers = true,
-        value_parser = clap::value_parser!(i32).range(i64::from(-MAX_PRIORITY)..=i64::from(MAX_PRIORITY))
-    )]
-    priority: i32,
-    /// What the app gets to end in once the lock is lost; at most a fifth of the lease duration, which is also the
-    /// default, up to 10s
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    kill_grace: Option<Duration>,
-    /// If there is no such lock, wait until somebody makes it
-    #[arg(long)]
-    wait_for_lock: bool,
+    #[command(flatten)]
+    request: Request,
     /// The folder on a volume of the Pod for grant.json, which the app reads, and the sidecar's own state.json
     #[arg(long, value_name = "DIR", default_value = "/var/run/leasehold")]
     dir: PathBuf,

@@ -15,8 +15,6 @@ use serde_json::json;
 use super::{Args, EXIT_UNAVAILABLE, EXIT_USAGE, End};
 use crate::cmd::say;
 
-/// What the command gets between TERM and KILL, where a fifth of the lease is not less.
-pub(in crate::cmd) const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(10);
 /// What to do where the definitions are missing.
 const NOT_INSTALLED: &str = "the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)";
 
@@ -81,24 +79,18 @@ pub(super) async fn acquire(
 }
 
 fn begin(args: &Args, locks: &Locks) -> AcquiringAll {
-    let each = args.locks.iter().map(|lock| locks.lock(lock));
-    let mut request = client::all(each)
-        .on_progress(report)
-        .priority(args.priority);
-    if let Some(claimant) = &args.claimant {
-        request = request.claimant(claimant);
-    }
+    let each = args
+        .locks
+        .iter()
+        .map(|lock| args.request.of(locks.lock(lock)));
+    let mut request = client::all(each).on_progress(report);
     if let Some(wait) = args.wait {
         request = request.wait(wait);
     }
-    // A lock made a moment ago is not there for the operator yet.
-    if args.wait_for_lock || args.create {
+    if args.create {
+        // A lock made a moment ago is not there for the operator yet.
         request = request.wait_for_lock();
     }
-    request = match args.kill_grace {
-        Some(grace) => request.kill_grace(grace),
-        None => request.kill_grace_up_to(DEFAULT_KILL_GRACE),
-    };
     if args.try_ {
         request.begin_try()
     } else {
@@ -154,7 +146,14 @@ async fn not_acquired(args: &Args, locks: &Locks, error: &AcquireAllError) -> En
         AcquireAllError::Empty => return End::new(EXIT_USAGE, "Empty"),
         AcquireAllError::ShutDown => return End::new(EXIT_UNAVAILABLE, "ShutDown"),
     };
-    not_had(args.busy_exit_code, args.wait_for_lock, locks, lock, error).await
+    not_had(
+        args.busy_exit_code,
+        args.request.wait_for_lock,
+        locks,
+        lock,
+        error,
+    )
+    .await
 }
 
 /// Says why a lock was not had. `waits` tells whether it was to wait for the lock to be made.

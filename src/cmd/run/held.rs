@@ -156,7 +156,7 @@ impl Held<'_> {
             .map(|at| at.work.saturating_duration_since(at.renew))
             .filter(|grace| !grace.is_zero())
             .min()
-            .or(self.args.kill_grace)
+            .or(self.args.request.kill_grace)
             .unwrap_or(Duration::from_secs(1))
     }
 

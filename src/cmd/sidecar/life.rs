@@ -15,7 +15,7 @@ use super::begin::{Beginning, Here, Phase, State, Work};
 use super::stop::Stop;
 use super::told::{Told, file};
 use super::volume::Volume;
-use crate::cmd::run::asking::{DEFAULT_KILL_GRACE, connect, not_had, report};
+use crate::cmd::run::asking::{connect, not_had};
 use crate::cmd::run::facts::Facts;
 use crate::cmd::run::{EXIT_UNAVAILABLE, EXIT_USAGE, End};
 use crate::cmd::say;
@@ -68,20 +68,7 @@ impl Life {
     }
 
     fn request(&self, locks: &Locks) -> Acquire {
-        let mut request = locks
-            .lock(&self.lock)
-            .on_progress(report)
-            .priority(self.args.priority);
-        if let Some(claimant) = &self.args.claimant {
-            request = request.claimant(claimant);
-        }
-        if self.args.wait_for_lock {
-            request = request.wait_for_lock();
-        }
-        match self.args.kill_grace {
-            Some(grace) => request.kill_grace(grace),
-            None => request.kill_grace_up_to(DEFAULT_KILL_GRACE),
-        }
+        self.args.request.of(locks.lock(&self.lock))
     }
 
     async fn connect(&self) -> Result<Locks, End> {
@@ -110,7 +97,7 @@ impl Life {
         let guard = match outcome {
             Ok(guard) => guard,
             Err(error) => {
-                let waits = self.args.wait_for_lock;
+                let waits = self.args.request.wait_for_lock;
                 return not_had(EXIT_BUSY, waits, &locks, &self.lock, &error).await;
             }
         };
