@@ -9,7 +9,10 @@ use super::operator_wire::Proxy;
 use super::run_bench::long;
 
 /// Namespaces at once: each has an operator of its own.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 4;
+
+/// Much longer than it takes the next operator to lead, so that it is the one that tells of the grant.
+const FIXED_SECONDS: i32 = 9;
 
 /// When the operator dies: after so many writes since the claim was made, or since its hold came to its end.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +58,7 @@ async fn survives(death: Death) {
         place.make_pod("web").await;
         let spec = match death.hold {
             HoldType::Pod => with_pod("web", None),
-            _ => fixed(5),
+            _ => fixed(FIXED_SECONDS),
         };
         if !death.at_the_end {
             proxy.cut_after(death.writes);

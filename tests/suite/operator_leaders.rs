@@ -5,15 +5,8 @@ use std::time::Duration;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
 
-use super::operator_rig::{LONG, Operator, in_place, is_free, lasting};
+use super::operator_rig::{LONG, Operator, QUICK, in_place, is_free, lasting};
 use super::server::within;
-
-/// A lead that dies is over soon.
-const QUICK: &[&str] = &[
-    "--leader-lease-duration=3s",
-    "--leader-renew-deadline=2s",
-    "--leader-retry-period=200ms",
-];
 
 async fn lead(operator: &Operator) -> Option<f64> {
     operator.metric("leasehold_leader").await
@@ -40,7 +33,7 @@ async fn when_the_leader_is_killed_the_other_leads_and_goes_on() {
             })
             .await;
         let took = MonoInstant::now().saturating_duration_since(taken);
-        assert!((6.0..8.0).contains(&took.as_secs_f64()), "after {took:?}");
+        assert!((6.0..8.8).contains(&took.as_secs_f64()), "after {took:?}");
         assert_eq!(
             lease.record.ended.map(|ended| ended.by).as_deref(),
             Some("two")
@@ -67,7 +60,7 @@ async fn a_stopped_leader_gives_the_lead_back_and_the_next_leads_at_once() {
         assert_eq!(ended.code(), Some(0), "{}", first.log());
         second.leads().await;
         let took = MonoInstant::now().saturating_duration_since(asked);
-        assert!(took < Duration::from_secs(3), "after {took:?}");
+        assert!(took < Duration::from_millis(4500), "after {took:?}");
         place.make_free("nightly", 15).await;
     })
     .await;

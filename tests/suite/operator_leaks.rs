@@ -10,17 +10,11 @@ use leasehold::api::{ClaimPhase, DistributedLockSpec, FencingToken, LockClaim};
 use rand::seq::{IndexedRandom, SliceRandom};
 
 use super::operator_place::{fixed, with_pod};
-use super::operator_rig::{LONG, Operator, Place, in_place, lasting};
+use super::operator_rig::{LONG, Operator, Place, QUICK, in_place, lasting};
 use super::run_bench::{long, until};
 
 const SLOTS: i32 = 3;
 const CLAIMS: usize = 30;
-/// A lead that dies is over soon.
-const QUICK: &[&str] = &[
-    "--leader-lease-duration=2s",
-    "--leader-renew-deadline=1500ms",
-    "--leader-retry-period=100ms",
-];
 
 /// What is done to them.
 #[derive(Clone, Copy, Debug)]

@@ -20,7 +20,7 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
         let spec = DistributedLockSpec {
-            lock_delay_seconds: 2,
+            lock_delay_seconds: 6,
             ..lasting(1)
         };
         place.make_free_of("nightly", spec).await;
@@ -33,7 +33,7 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
         };
         let guard = acquire("second").await;
         let took = seconds_since(sent);
-        assert!((3.0..5.0).contains(&took), "after {took} s");
+        assert!((7.0..12.0).contains(&took), "after {took} s");
         let told = |lock: &DistributedLock| !ends(lock).is_empty();
         let lock = place.lock_is("nightly", "the end is told", told).await;
         assert_eq!(ends(&lock), [EndReason::Expired]);
@@ -47,7 +47,7 @@ async fn the_lock_delay_is_waited_out_after_a_holder_that_did_not_release_and_on
         };
         let (third, released) = tokio::join!(next, release);
         let took = seconds_since(released);
-        assert!(took < 1.5, "after {took} s");
+        assert!(took < 5.0, "after {took} s");
         third.release().await.expect("it is given back");
     })
     .await;

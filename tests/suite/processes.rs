@@ -5,11 +5,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use leasehold::clock::MonoInstant;
 use leasehold::supervise::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT};
+use signal_hook::flag;
 
 /// Its value is in the environment of a wrapper, its guardian, its command and all below.
 const TAG: &str = "LEASEHOLD_TEST_TAG";
@@ -24,6 +27,7 @@ pub struct Family {
 impl Family {
     /// Starts it, in a process group of its own. No other family may have this tag.
     pub fn start(command: &mut Command, tag: &str) -> Self {
+        catch_ignored_signals();
         let child = command
             .env(TAG, tag)
             .stdin(Stdio::null())
@@ -109,6 +113,23 @@ impl Drop for Family {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A signal that is ignored where the tests were started (by `nohup`, or by `&` in a script) is so in all that they start,
+/// and no shell may trap it there. One that is caught is the default again in a new program.
+fn catch_ignored_signals() {
+    static CAUGHT: Once = Once::new();
+    CAUGHT.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let mut lines = status.lines();
+        let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        for signal in [SIGHUP, SIGINT, SIGQUIT] {
+            if ignored & (1 << (signal - 1)) != 0 {
+                flag::register(signal, Arc::default()).unwrap();
+            }
+        }
+    });
 }
 
 /// Sends a signal to one process, which may have ended.
