@@ -222,7 +222,7 @@ async fn a_silent_holder_that_only_the_operator_may_end_is_left_to_it() {
 /// kubernetes-sigs/kueue#15537: renewals starved behind bulk work of the same process.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_keeps_many_locks_while_other_calls_queue() {
-    let (locks, seconds) = if long() { (200, 15) } else { (50, 6) };
+    let (locks, seconds) = if long() { (200, 15) } else { (50, 10) };
     let bench = Bench::new().await;
     let names: Vec<_> = (0..locks).map(|number| format!("lock-{number}")).collect();
     for name in &names {
