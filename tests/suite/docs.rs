@@ -98,6 +98,20 @@ fn relative_links_lead_to_files() {
     expect_none(&dead);
 }
 
+/// A merge that was not finished once went out with a page.
+#[test]
+fn no_document_has_marks_of_a_merge() {
+    let marks = ["<<<<<<< ", ">>>>>>> "];
+    let is_marked = |line: &str| marks.iter().any(|mark| line.starts_with(mark));
+    let marked: Vec<String> = documents()
+        .into_iter()
+        .chain(examples())
+        .filter(|path| read(path).lines().any(is_marked))
+        .map(|path| format!("{path} has marks of a merge: choose one of the two texts"))
+        .collect();
+    expect_none(&marked);
+}
+
 #[test]
 fn the_list_of_examples_is_complete() {
     let list = read("examples/README.md");
