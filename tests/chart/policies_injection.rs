@@ -155,11 +155,15 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     other_user["containers"][0]["securityContext"] = json!({"runAsUser": 4712});
     let mut same_user = other_user.clone();
     same_user["containers"][0]["securityContext"] = json!({"runAsUser": 4711});
+    let mut once = plain();
+    once["restartPolicy"] = json!("Never");
+    let mut soon = once.clone();
+    soon["terminationGracePeriodSeconds"] = json!(4);
     let stay = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "stay"});
-    for spec in [&asking, &same_user, &plain()] {
+    for spec in [&asking, &same_user, &soon, &plain()] {
         injecting.made(&stay, spec).await.expect("it passes");
     }
-    for spec in [&probed, &shared, &other_user] {
+    for spec in [&probed, &shared, &other_user, &once] {
         injecting
             .made(&asks(), spec)
             .await
@@ -173,6 +177,7 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
         (&asks(), &blind, "leave automountServiceAccountToken out"),
         (&asks(), &on_the_host, "not on the host's network"),
         (&stay, &probed, "nothing would end container main"),
+        (&stay, &once, "set that to 4 or less"),
         (&stay, &shared, "set securityContext.runAsUser"),
         (&stay, &other_user, "set securityContext.runAsUser"),
     ] {
