@@ -264,7 +264,7 @@ fn each_mode_renders_what_it_says() {
     let strict = rendered(&json!({"strictMode": true}));
     let is_strict = |policy: &&Value| policy["metadata"]["name"] == "leasehold-lease-strict";
     assert!(of_kind(&strict, POLICY).iter().any(is_strict));
-    let off = rendered(&json!({"admissionPolicies": "Off", "strictMode": true}));
+    let off = rendered(&json!({"admissionPolicies": "Off"}));
     for kind in [POLICY, BINDING, "MutatingAdmissionPolicy"] {
         assert_eq!(of_kind(&off, kind), Vec::<&Value>::new());
     }
