@@ -84,7 +84,7 @@ async fn as_the_first_process_of_a_container_it_reaps_and_ends_with_its_pod() {
 
 /// Says when it starts, and when it has ended, which takes until it is let.
 const TWICE: &str = "say() { read now rest </proc/uptime; echo $1 $now; }; \
-                     end() { until test -e /work/end; do sleep 1; done; say end; exit 1; }; \
+                     end() { until test -e /stage/end; do sleep 1; done; say end; exit 1; }; \
                      trap end TERM; say start; sleep 1000000 & wait";
 
 /// The moment of which a command of [`TWICE`] tells.
@@ -100,8 +100,8 @@ async fn of_two_pods_that_a_job_runs_at_once_the_second_waits_for_the_end_of_the
     team.lock(LOCK, MINUTE).await;
     let mut spec = wrapped("job", LOCK, TWICE)["spec"].take();
     spec["terminationGracePeriodSeconds"] = json!(120);
-    spec["volumes"] = json!([{"name": "work", "emptyDir": {}}]);
-    spec["containers"][0]["volumeMounts"] = json!([{"name": "work", "mountPath": "/work"}]);
+    spec["volumes"] = json!([{"name": "stage", "emptyDir": {}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "stage", "mountPath": "/stage"}]);
     team.apply(&[json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"},
         "spec": {
@@ -128,7 +128,7 @@ async fn of_two_pods_that_a_job_runs_at_once_the_second_waits_for_the_end_of_the
     let lease = team.place.lease(LOCK).await.record;
     assert_eq!(lease.current_grant(), Some(&first), "and one holder");
 
-    team.kubectl(&["exec", &name, "--", "touch", "/work/end"]);
+    team.kubectl(&["exec", &name, "--", "touch", "/stage/end"]);
     let second = team.next_grant(LOCK, &first).await;
     let next = second.pod.clone().expect("a Pod").name;
     let start = team.said(&next, "main", |logs| told(logs, "start")).await;
