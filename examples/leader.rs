@@ -17,6 +17,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+/// After a refusal: the resource has seen a token that the lock has yet to reach (`minFencingToken` gets it there), so
+/// the next grant may fare no better.
+const REFUSED: Duration = Duration::from_secs(5);
+
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 #[tokio::main]
@@ -44,9 +48,11 @@ async fn main() -> Outcome {
         let token = guard.token();
         tell(&role, format!("leads with token {token}"));
         // What is not chosen is dropped: the work does not outlive the grant.
+        let mut pause = Duration::ZERO;
         let stopped = tokio::select! {
             highest = work(&board, &lock, token) => {
                 tell(&role, format!("steps down: refused, token {highest} was here"));
+                pause = REFUSED;
                 false
             }
             reason = guard.lost() => {
@@ -60,6 +66,10 @@ async fn main() -> Outcome {
         if stopped {
             tell(&role, "has given the lead back".to_owned());
             return Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stop.recv() => return Ok(()),
         }
     }
 }

@@ -226,6 +226,14 @@ func (l *leader) begin(ctx context.Context, token int64) func() {
 			switch {
 			case highest > token:
 				log.Printf("refused: token %d was here, this is %d", highest, token)
+				// The next grant may fare no better, until the lock's minFencingToken is raised.
+				for n := 0; n < 5; n++ {
+					pause(ctx)
+				}
+				// Without its claim this Pod leads no more: stand sees it go.
+				if err := l.withdraw(); err != nil {
+					log.Print("not given back: ", err)
+				}
 				return
 			case err == nil:
 				beat++

@@ -94,10 +94,20 @@ class Work(threading.Thread):
                 self.write(beat)
                 beat += 1
             except PermissionError as refused:
-                return log("refused:", refused)
+                log("refused:", refused)
+                # The next grant may fare no better, until the lock's minFencingToken is raised.
+                self.ending.wait(5)
+                return self.give_back()
             except OSError as error:
                 log("not written, next second again:", error)
             self.ending.wait(1)
+
+    def give_back(self):
+        """Without its claim this Pod leads no more: `stand` sees it go."""
+        try:
+            self.api.call("DELETE", f"{self.api.claims}/{self.pod}")
+        except OSError as error:
+            log("not given back:", error)
 
     def write(self, beat):
         """The object remembers the highest token; with the resourceVersion in the PUT nobody can write in between."""

@@ -115,6 +115,19 @@ async fn elects(team: &Team, name: &str, manifests: &str) -> Beat {
     third
 }
 
+/// The resource has seen a token far above the lock's: whoever leads is refused, and does not keep the lead idle.
+async fn gives_back_when_refused(team: &Team, name: &str, leader: &Beat) {
+    let ahead = json!({"data": {"token": (1_i64 << 52).to_string()}}).to_string();
+    team.kubectl(&["patch", "configmap", name, "--patch", &ahead]);
+    let refused = |words: &str| words.contains("refused").then_some(());
+    team.said(&leader.pod, "leader", refused).await;
+    lock_is(team, name, "another leads", |lock| {
+        let token = lock.status.as_ref().and_then(|status| status.fencing_token);
+        token.is_some_and(|token| token.get() > leader.token)
+    })
+    .await;
+}
+
 fn restarts(pod: &Pod) -> i32 {
     let containers = pod
         .status
@@ -153,6 +166,7 @@ async fn a_rust_service_elects_its_leader_and_serves_with_all_replicas() {
         let leads = says == format!("leads with token {}", leader.token);
         assert_eq!(leads, name == leader.pod, "{name} says {says}");
     }
+    gives_back_when_refused(&team, "leader-rust", &leader).await;
     stops(&team, "leader-rust").await;
     team.finish().await;
 }
@@ -162,7 +176,8 @@ async fn a_python_service_elects_its_leader_by_http_alone() {
     let team = team().await;
     let folder = xtask::repository().join("examples/leader-python");
     let manifests = team.kubectl(&["kustomize", folder.to_str().expect("a path")]);
-    elects(&team, "leader-python", &manifests).await;
+    let leader = elects(&team, "leader-python", &manifests).await;
+    gives_back_when_refused(&team, "leader-python", &leader).await;
     stops(&team, "leader-python").await;
     team.finish().await;
 }
@@ -170,7 +185,8 @@ async fn a_python_service_elects_its_leader_by_http_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_go_service_elects_its_leader_by_http_alone() {
     let team = team().await;
-    elects(&team, "leader-go", &example("leader-go/leader.yaml")).await;
+    let leader = elects(&team, "leader-go", &example("leader-go/leader.yaml")).await;
+    gives_back_when_refused(&team, "leader-go", &leader).await;
     stops(&team, "leader-go").await;
     team.finish().await;
 }
