@@ -1,8 +1,8 @@
 //! The watches: what comes from them goes into the index, in every replica, leader or not.
 //!
-//! Each watch is short (`WATCH_SECONDS`), since a dead one is noticed only when it ends, and begins again with a
-//! pause after an error. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for new
-//! lists when a read shows that revisions went back (a restore of etcd).
+//! Each watch is short (`WATCH_SECONDS`), since a dead one is noticed only when it ends, and begins again with a pause
+//! after an error. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for
+//! new lists when a read shows that revisions went back (a restore of etcd).
 
 use std::sync::Arc;
 use std::time::Duration;

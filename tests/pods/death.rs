@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use leasehold::api::EndReason;
 use leasehold::clock::MonoInstant;
-use leasehold::engine::LeaseRecord;
+use leasehold::engine::{Grant, LeaseRecord};
 use serde_json::json;
 use xtask::cluster::Component;
 
@@ -30,8 +30,21 @@ async fn a_holder_whose_container_was_killed_is_ended_at_once() {
 
     let began = MonoInstant::now();
     team.container(&pod, "main").kill();
+    let how = killed_and_followed(&team, &first, began, "from kill -9 to the next holder").await;
+    assert_eq!(how, [EndReason::Ended]);
+    team.finish().await;
+}
+
+/// The Pod "second" holds the lock at once, with a higher token, and the container of "first" was killed; how its hold
+/// ended.
+async fn killed_and_followed(
+    team: &Team,
+    first: &Grant,
+    began: MonoInstant,
+    what: &str,
+) -> Vec<EndReason> {
     let second = team.held_by(LOCK, "second").await;
-    assert_at_once(began, "from kill -9 to the next holder");
+    assert_at_once(began, what);
     assert!(second.token > first.token);
     team.pod_is("first", "it was killed", |pod| {
         exit_code(pod, "main") == Some(137)
@@ -40,8 +53,7 @@ async fn a_holder_whose_container_was_killed_is_ended_at_once() {
     let lock = team
         .lock_is(LOCK, "its end is told", |lock| !ends(lock).is_empty())
         .await;
-    assert_eq!(ends(&lock), [EndReason::Ended]);
-    team.finish().await;
+    ends(&lock)
 }
 
 /// The kernel chooses whom it kills: where it is the command the wrapper lives to give the lock back, where it is the
@@ -66,17 +78,8 @@ async fn a_holder_that_ran_out_of_memory_costs_nobody_its_lease() {
 
     let began = MonoInstant::now();
     team.kubectl(&["exec", "first", "--", "touch", "/memory/go"]);
-    let second = team.held_by(LOCK, "second").await;
-    assert_at_once(began, "from running out of memory to the next holder");
-    assert!(second.token > first.token);
-    team.pod_is("first", "it was killed", |pod| {
-        exit_code(pod, "main") == Some(137)
-    })
-    .await;
-    let lock = team
-        .lock_is(LOCK, "its end is told", |lock| !ends(lock).is_empty())
-        .await;
-    let how = ends(&lock);
+    let what = "from running out of memory to the next holder";
+    let how = killed_and_followed(&team, &first, began, what).await;
     assert!(
         matches!(how[..], [EndReason::Ended | EndReason::Released]),
         "{how:?}"
