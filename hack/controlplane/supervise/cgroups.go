@@ -17,8 +17,12 @@ const (
 	cgroups = "/sys/fs/cgroup"
 	// cgroupPrefix begins the names of our directories, and of no others.
 	cgroupPrefix = "leasehold-"
-	// How long the kernel may take over taking the dead out of their cgroups.
-	cgroupGrace = 10 * time.Second
+	// The hierarchy that holds processes still: a frozen one takes no signal, not even SIGKILL, before it is thawed.
+	freezer = "freezer"
+	// How often it is tried to thaw and to remove what is left.
+	buryEvery = 10 * time.Millisecond
+	// How long the start of a node may be held up by what an earlier one left behind.
+	sweepGrace = 5 * time.Second
 )
 
 // needed are the controllers without which no kubelet starts.
@@ -68,31 +72,111 @@ func joinCgroup(hierarchy, name string) error {
 	}
 }
 
-// sweepCgroups removes what supervisors left behind that were killed: directories that the first process of a node is
-// not in any more.
+// sweepCgroups removes what is left of nodes whose supervisor and undertaker were killed: directories that the first
+// process of a node is not in any more.
 func sweepCgroups() {
+	names := map[string]bool{}
 	for _, hierarchy := range hierarchies() {
 		dirs, _ := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*"))
 		for _, dir := range dirs {
-			procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			if err == nil && len(procs) == 0 {
-				_ = removeCgroup(dir)
-			}
+			names[filepath.Base(dir)] = true
+		}
+	}
+	deadline := time.Now().Add(sweepGrace)
+	for name := range names {
+		// Asked anew each time: another supervisor may be about to start a node there.
+		for !isInUse(name) && buryNow(name) != nil && time.Now().Before(deadline) {
+			time.Sleep(buryEvery)
 		}
 	}
 }
 
-// removeCgroups removes a node's directories once all its processes have ended.
-func removeCgroups(name string) {
-	if !strings.HasPrefix(name, cgroupPrefix) {
-		return
-	}
-	deadline := time.Now().Add(cgroupGrace)
+// isInUse says whether the first process of a node is in the directories of this name.
+func isInUse(name string) bool {
 	for _, hierarchy := range hierarchies() {
-		for removeCgroup(filepath.Join(hierarchy, name)) != nil && time.Now().Before(deadline) {
-			time.Sleep(time.Millisecond)
+		procs, _ := os.ReadFile(filepath.Join(hierarchy, name, "cgroup.procs"))
+		if len(procs) > 0 {
+			return true
 		}
 	}
+	return false
+}
+
+// bury lets a node's processes, which the end of the first one in there has killed, die also where they are frozen,
+// and removes the node's directories. What is frozen anew meanwhile is thawed anew: nothing can be frozen any more once
+// the directories are gone.
+func bury(name string, deadline time.Time) error {
+	for {
+		err := buryNow(name)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w%s", err, describeProcesses(name))
+		}
+		time.Sleep(buryEvery)
+	}
+}
+
+// buryNow tries it once.
+func buryNow(name string) (err error) {
+	if !strings.HasPrefix(name, cgroupPrefix) {
+		return nil
+	}
+	thaw(filepath.Join(cgroups, freezer, name))
+	for _, hierarchy := range hierarchies() {
+		if failed := removeCgroup(filepath.Join(hierarchy, name)); failed != nil {
+			err = failed
+		}
+	}
+	return err
+}
+
+// thaw thaws a directory of the freezer and those below it: a frozen one holds those below it too.
+func thaw(dir string) {
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			_ = os.WriteFile(filepath.Join(path, "freezer.state"), []byte("THAWED"), 0o644)
+		}
+		return nil
+	})
+}
+
+// describeProcesses tells which processes there are in a node's directories, and in what state: D is one that the
+// kernel does not let die.
+func describeProcesses(name string) string {
+	var found []string
+	seen := map[string]bool{}
+	for _, hierarchy := range hierarchies() {
+		_ = filepath.WalkDir(filepath.Join(hierarchy, name), func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.Name() != "cgroup.procs" {
+				return nil
+			}
+			procs, _ := os.ReadFile(path)
+			for _, pid := range strings.Fields(string(procs)) {
+				if !seen[pid] {
+					seen[pid] = true
+					found = append(found, describeProcess(pid))
+				}
+			}
+			return nil
+		})
+	}
+	if len(found) == 0 {
+		return ""
+	}
+	return ", since these processes do not end: " + strings.Join(found, ", ")
+}
+
+// describeProcess gives the id, the name and the state of a process.
+func describeProcess(pid string) string {
+	// `7 (name) S 1 …`
+	stat, _ := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	end := strings.LastIndex(string(stat), ") ")
+	if end < 0 {
+		return pid
+	}
+	return string(stat[:end+3])
 }
 
 // removeCgroup removes a directory and those below it, as far as they hold no process.

@@ -2,7 +2,9 @@
 //
 //   - Started with a pipe as standard input, it ends everything when that pipe closes, that is when its owner ends
 //     in whatever way, unless the owner has written "detach" before.
-//   - Killed itself, even by SIGKILL, the kernel ends its programs (PR_SET_PDEATHSIG).
+//   - Killed itself, even by SIGKILL, the kernel ends its programs (PR_SET_PDEATHSIG), and of a node the undertaker
+//     ends what is frozen and removes the cgroups. Should that be killed as well, the next node's supervisor does so.
+//   - What the kernel can't end within half a minute (a process in the state D) is named in state.json, and left.
 //   - While it lives it holds a lock on the folder's file "lock", so that no process id is ever taken on trust.
 //
 // With a node in the spec, programs that say "inside" run in namespaces of their own: see namespaces.go.
@@ -20,6 +22,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Spec is what is asked for; Rust's xtask::supervisor writes it.
@@ -70,6 +74,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, initMain(os.Args[2], os.Args[3]))
 		os.Exit(1)
 	}
+	if len(os.Args) == 3 && os.Args[1] == undertakerName {
+		if err := undertakerMain(os.Args[2]); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "usage: supervise FOLDER")
 		os.Exit(2)
@@ -85,6 +95,11 @@ func run(folder string) error {
 	_, _ = syscall.Setsid()
 	// The owner may stop reading once it is told that all is ready.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+	// Stopped, it would never see the owner's pipe close: the owner's end lets it go on. (The signal comes too when
+	// only the thread ends that started us, and does nothing to a process that runs.)
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGCONT), 0, 0, 0); err != nil {
+		return fmt.Errorf("can't ask for a signal at the owner's end: %w", err)
+	}
 
 	lock, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -2,16 +2,20 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,9 +43,13 @@ var kinds = []struct {
 // namespaces are those of a node, and the supervisor's own to go back to.
 type namespaces struct {
 	init         *exec.Cmd
+	undertaker   *undertaker
 	inside, ours []*os.File
 	cgroup       string
-	ended        chan struct{}
+	// dying is closed when the first process begins to end, and the kernel with it to kill all others.
+	dying chan struct{}
+	// ended is closed when it has ended, which it does as the last of all.
+	ended chan struct{}
 }
 
 // newNamespaces starts the first process in new ones, and waits until it has set them up. Main goroutine only.
@@ -60,30 +68,52 @@ func newNamespaces(folder string, spec NodeSpec) (made *namespaces, err error) {
 		return nil, err
 	}
 	sweepCgroups()
-	cmd := exec.Command(self, "init", folder, string(asked))
+	cmd := exec.Command(self, initName, folder, string(asked))
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, kind := range kinds {
 		cmd.SysProcAttr.Cloneflags |= uintptr(kind.flag)
 	}
-	out, err := cmd.StdoutPipe()
+	// Not one of cmd's own making, which cmd.Wait would close.
+	words, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("init: can't make namespaces: %w", err)
+	cmd.Stdout = theirs
+	keeper, err := startUndertaker(self, spec.Cgroup)
+	if err == nil {
+		if err = cmd.Start(); err != nil {
+			keeper.end()
+			err = fmt.Errorf("%s: can't make namespaces: %w", initName, err)
+		}
 	}
-	n := &namespaces{init: cmd, cgroup: spec.Cgroup, ended: make(chan struct{})}
+	theirs.Close()
+	if err != nil {
+		words.Close()
+		return nil, err
+	}
+	n := &namespaces{
+		init: cmd, undertaker: keeper, cgroup: spec.Cgroup,
+		dying: make(chan struct{}), ended: make(chan struct{}),
+	}
 	defer func() {
 		if err != nil {
-			n.end()
+			n.kill()
+			_ = n.end()
 		}
 	}()
 	go func() {
 		_ = cmd.Wait()
 		close(n.ended)
 	}()
-	line, _ := bufio.NewReader(out).ReadString('\n')
+	said := bufio.NewReader(words)
+	line, _ := said.ReadString('\n')
+	go func() {
+		// The only other end is the first process's: a killed one lets go of it before it waits for the others to die.
+		_, _ = io.Copy(io.Discard, said)
+		words.Close()
+		close(n.dying)
+	}()
 	if strings.TrimSpace(line) != "ready" {
 		return nil, fmt.Errorf("%s ended while starting", initName)
 	}
@@ -127,11 +157,23 @@ func setns(files []*os.File) error {
 // network is the node's.
 func (n *namespaces) network() network { return network{n.inside[1]} }
 
-// end ends all processes inside, and removes the cgroups, which nobody else does.
-func (n *namespaces) end() {
-	_ = n.init.Process.Kill()
-	<-n.ended
-	removeCgroups(n.cgroup)
+// kill lets the kernel end all processes inside.
+func (n *namespaces) kill() { _ = n.init.Process.Kill() }
+
+// end waits for the end of all that kill has killed, thawing what is frozen, and removes the cgroups.
+func (n *namespaces) end() error {
+	deadline := time.Now().Add(killGrace)
+	err := bury(n.cgroup, deadline)
+	select {
+	case <-n.ended:
+	case <-time.After(time.Until(deadline)):
+		pid := strconv.Itoa(n.init.Process.Pid)
+		err = cmp.Or(err, fmt.Errorf("%s does not end: %s", initName, describeProcess(pid)))
+	}
+	if err == nil {
+		n.undertaker.end()
+	}
+	return err
 }
 
 // initMain is the first process of the namespaces: it sets them up, and then buries the dead.
@@ -152,8 +194,8 @@ func initMain(folder, asked string) error {
 	}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
+	// Never closed: its end is how the supervisor learns of ours.
 	fmt.Println("ready")
-	os.Stdout.Close()
 	for {
 		var status syscall.WaitStatus
 		if _, err := syscall.Wait4(-1, &status, 0, nil); err == syscall.ECHILD {

@@ -2,12 +2,14 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +22,8 @@ const (
 	restartsReset = time.Minute
 	// How long a program may take over an EndSignal other than SIGKILL.
 	endGrace = 5 * time.Second
+	// How long the kernel may take over what SIGKILL has been sent to, before it is said that it can't end it.
+	killGrace = 30 * time.Second
 )
 
 // running is a Program's current process.
@@ -84,7 +88,11 @@ func (s *supervisor) loop() error {
 			}
 		}
 	}
-	s.endAll()
+	if left := s.endAll(); left != nil && err == errEnd {
+		err = left
+	} else if left != nil {
+		err = fmt.Errorf("%w; %w", err, left)
+	}
 	if err == errEnd {
 		s.writeState("ended")
 		return nil
@@ -174,8 +182,7 @@ func (s *supervisor) command(verb, name string) (int, error) {
 			return 0, fmt.Errorf("%s is not running", name)
 		}
 		delete(s.running, name)
-		s.end(*program, r)
-		return r.cmd.Process.Pid, nil
+		return r.cmd.Process.Pid, s.end(*program, r)
 	case "start":
 		if s.running[name] != nil {
 			return 0, fmt.Errorf("%s is running", name)
@@ -229,7 +236,7 @@ func (s *supervisor) startNode(spec NodeSpec) error {
 	s.node = node
 	s.writeState("")
 	go func() {
-		<-node.ended
+		<-node.dying
 		s.post(func() error { return fmt.Errorf("%s ended, and the node with it", initName) })
 	}()
 	for _, forward := range spec.Forwards {
@@ -310,29 +317,39 @@ func (s *supervisor) lost(program Program, r *running) error {
 }
 
 // end sends the program's signal and waits for the end, which SIGKILL brings if need be.
-func (s *supervisor) end(program Program, r *running) {
+func (s *supervisor) end(program Program, r *running) error {
 	_ = r.cmd.Process.Signal(program.endSignal())
-	// A frozen process takes no signal but SIGKILL.
+	// A stopped process takes no signal but SIGKILL.
 	_ = r.cmd.Process.Signal(syscall.SIGCONT)
 	select {
 	case <-r.ended:
+		return nil
 	case <-time.After(endGrace):
-		_ = r.cmd.Process.Kill()
-		<-r.ended
+	}
+	_ = r.cmd.Process.Kill()
+	select {
+	case <-r.ended:
+		return nil
+	case <-time.After(killGrace):
+		return fmt.Errorf("%s does not end: %s", program.Name, describeProcess(strconv.Itoa(r.cmd.Process.Pid)))
 	}
 }
 
-func (s *supervisor) endAll() {
+// endAll ends everything, and tells what does not end: one of them.
+func (s *supervisor) endAll() (err error) {
+	if s.node != nil {
+		// At once: a node's programs need no time to end well, and would start others meanwhile.
+		s.node.kill()
+		err = s.node.end()
+	}
 	for i := len(s.spec.Programs) - 1; i >= 0; i-- {
 		program := s.spec.Programs[i]
 		if r := s.running[program.Name]; r != nil {
 			delete(s.running, program.Name)
-			s.end(program, r)
+			err = cmp.Or(err, s.end(program, r))
 		}
 	}
-	if s.node != nil {
-		s.node.end()
-	}
+	return err
 }
 
 // state is what state.json holds.
@@ -353,6 +370,7 @@ func (s *supervisor) writeState(text string) {
 	}
 	if s.node != nil {
 		now.PIDs[initName] = s.node.init.Process.Pid
+		now.PIDs[undertakerName] = s.node.undertaker.cmd.Process.Pid
 	}
 	data, err := json.MarshalIndent(now, "", "  ")
 	if err != nil {

@@ -19,8 +19,9 @@ use crate::supervisor::State;
 /// The name when none is given.
 pub const DEFAULT_NAME: &str = "default";
 const NAME_LENGTH: usize = 40;
-/// How long the supervisor may take over ending its programs before it is killed.
-const END_GRACE: Duration = Duration::from_secs(10);
+/// How long the supervisor may take over ending its programs before it is killed: it says after half a minute what it
+/// can't end.
+const END_GRACE: Duration = Duration::from_secs(45);
 
 /// One line of `list`.
 #[derive(Clone, Debug)]
@@ -94,7 +95,7 @@ pub fn down(name: &str) -> Result<()> {
     if runs(&dir)
         && let Ok(state) = State::read(&dir)
     {
-        end(&dir, &state);
+        end(&dir, &state)?;
     }
     if runs(&dir) {
         bail!("the supervisor in {} can't be ended", dir.display());
@@ -155,7 +156,7 @@ pub fn list() -> Result<Vec<Entry>> {
 }
 
 /// Ends a supervisor and its programs, whose ids are true while the lock is held.
-fn end(dir: &Path, state: &State) {
+fn end(dir: &Path, state: &State) -> Result<()> {
     let signal = |signal| {
         if let Some(pid) = i32::try_from(state.pid).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, signal);
@@ -167,8 +168,23 @@ fn end(dir: &Path, state: &State) {
         signal(Signal::KILL);
         wait_for(|| !runs(dir));
     }
+    if let Some(why) = State::read(dir)
+        .ok()
+        .and_then(|state| Some(state.text.strip_prefix("failed: ")?.to_owned()))
+    {
+        bail!("{why}; {} is left", dir.display());
+    }
     // When it had to be killed, the kernel ends its programs a moment after.
-    wait_for(|| state.pids.values().all(|pid| has_ended(*pid)));
+    let left = |(_, pid): &(&String, &u32)| !has_ended(**pid);
+    if !wait_for(|| !state.pids.iter().any(|program| left(&program)))
+        && let Some((name, pid)) = state.pids.iter().find(left)
+    {
+        bail!(
+            "{name} does not end: process {pid}; {} is left",
+            dir.display()
+        );
+    }
+    Ok(())
 }
 
 fn wait_for(done: impl Fn() -> bool) -> bool {

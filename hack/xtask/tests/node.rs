@@ -6,18 +6,21 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use xtask::cluster::{Cluster, Component, Options};
 use xtask::node::image::{self, Stage};
 use xtask::node::{self, BUSYBOX};
+use xtask::registry::has_ended;
 use xtask::supervisor::State;
 
 use support::{
-    Named, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own, start_owner,
+    Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own, signal,
+    start_owner,
 };
 
 /// A Pod starts in a second or two; this is for a machine that is busy elsewhere.
@@ -190,6 +193,8 @@ struct Traces {
     dir: PathBuf,
     cgroups: Vec<PathBuf>,
     pids: BTreeSet<u32>,
+    /// The Pod's process.
+    asleep: u32,
 }
 
 impl Traces {
@@ -223,15 +228,47 @@ impl Traces {
             .filter(|dir| dir.exists())
             .collect();
         assert!(cgroups.len() >= 8, "{cgroups:?}");
-        let asleep = pids.iter().any(|pid| {
+        let asleep = pids.iter().copied().find(|pid| {
             fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\0"))
         });
-        assert!(asleep, "the Pod's process is not among {pids:?}");
+        let asleep = asleep.unwrap_or_else(|| panic!("the Pod's process is not among {pids:?}"));
         Self {
             dir: cluster.dir().to_path_buf(),
             cgroups,
             pids,
+            asleep,
         }
+    }
+
+    /// The freezer's folder of the Pod's container.
+    fn freezer(&self) -> PathBuf {
+        let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", self.asleep)).unwrap();
+        let path = cgroups
+            .lines()
+            .find_map(|line| line.split_once(":freezer:/"))
+            .unwrap()
+            .1;
+        Path::new("/sys/fs/cgroup/freezer").join(path)
+    }
+
+    /// Freezes the container, and the Pod with it: then no signal reaches them, not even SIGKILL.
+    fn freeze(&self) {
+        let container = self.freezer();
+        for dir in [container.as_path(), container.parent().unwrap()] {
+            let state = dir.join("freezer.state");
+            fs::write(&state, "FROZEN").unwrap();
+            let started = Instant::now();
+            while fs::read_to_string(&state).unwrap().trim() != "FROZEN" {
+                assert!(started.elapsed() < SOON, "it does not freeze");
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn assert_nothing(&self) {
+        self.assert_no_process_and_no_mount();
+        self.assert_no_cgroup();
+        assert_removed_soon(&self.dir);
     }
 
     fn assert_no_process_and_no_mount(&self) {
@@ -274,10 +311,10 @@ fn down_leaves_no_process_no_mount_no_cgroup_and_no_folder() {
         String::from_utf8_lossy(&up.stderr)
     );
     let traces = Traces::of(&Cluster::attach(&named.dir()).unwrap());
+    traces.freeze();
     assert!(named.run("down").status.success());
-    traces.assert_no_process_and_no_mount();
-    traces.assert_no_cgroup();
     assert!(!traces.dir.exists());
+    traces.assert_nothing();
 }
 
 /// Not a test of its own: the owner that the next one kills.
@@ -294,27 +331,97 @@ fn kill_9_of_the_owner_leaves_no_process_no_mount_no_cgroup_and_no_folder() {
     let traces = Traces::of(&Cluster::attach(&dirs[0]).unwrap());
     owner.kill().unwrap();
     owner.wait().unwrap();
-    traces.assert_no_process_and_no_mount();
-    traces.assert_no_cgroup();
-    assert_removed_soon(&traces.dir);
+    traces.assert_nothing();
 }
 
 #[test]
-fn kill_9_of_the_supervisor_leaves_at_most_cgroups_and_the_next_node_removes_those() {
+fn kill_9_of_the_owner_leaves_nothing_of_what_is_stopped_or_frozen_again_and_again() {
+    let (mut owner, dirs) = start_owner(1);
+    let traces = Traces::of(&Cluster::attach(&dirs[0]).unwrap());
+    traces.freeze();
+    // The supervisor too, and the first process inside: neither can do anything before the owner ends.
+    for pid in &traces.pids {
+        signal(*pid, "-STOP");
+    }
+    let state = traces.freezer().parent().unwrap().join("freezer.state");
+    let freezing = thread::spawn(move || while fs::write(&state, "FROZEN").is_ok() {});
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    traces.assert_nothing();
+    freezing.join().unwrap();
+}
+
+#[test]
+fn kill_9_of_the_supervisor_leaves_nothing_of_what_is_frozen() {
     let cluster = node();
     let traces = Traces::of(&cluster);
+    traces.freeze();
     kill_9(State::read(cluster.dir()).unwrap().pid);
     traces.assert_no_process_and_no_mount();
+    traces.assert_no_cgroup();
     drop(cluster);
     assert!(!traces.dir.exists());
+}
+
+#[test]
+fn the_next_node_ends_what_is_frozen_where_supervisor_and_undertaker_were_killed() {
+    let cluster = node();
+    let traces = Traces::of(&cluster);
+    traces.freeze();
+    let state = State::read(cluster.dir()).unwrap();
+    kill_9(state.pids["undertaker"]);
+    kill_9(state.pid);
+    assert_ended_soon([state.pid]);
+    drop(cluster);
+    assert!(!has_ended(traces.asleep), "the kernel ended what is frozen");
     drop(node());
+    traces.assert_nothing();
+}
+
+/// A freezer's folder that is no node's.
+struct Foreign(PathBuf);
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        let started = Instant::now();
+        while fs::remove_dir(&self.0).is_err() && started.elapsed() < SOON {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Nobody thaws what is not the node's. It stands for what no kernel can end: a process in the state D.
+#[test]
+fn what_can_not_be_ended_is_named_instead_of_waited_for() {
+    let named = Named::new("stuck");
+    assert!(named.run_with("up", &["--node"]).status.success());
+    let traces = Traces::of(&Cluster::attach(&named.dir()).unwrap());
+    let foreign = Foreign(PathBuf::from(format!("/sys/fs/cgroup/freezer/{}", named.0)));
+    fs::create_dir(&foreign.0).unwrap();
+    fs::write(foreign.0.join("cgroup.procs"), traces.asleep.to_string()).unwrap();
+    fs::write(foreign.0.join("freezer.state"), "FROZEN").unwrap();
+
+    let down = named.run("down");
+    let words = String::from_utf8_lossy(&down.stderr);
+    assert_eq!(down.status.code(), Some(1), "{words}");
+    let process = format!("{} (sleep) D", traces.asleep);
+    assert!(words.contains(&process), "{words}");
+    assert!(traces.dir.exists());
+    assert_ended_soon([State::read(&traces.dir).unwrap().pid]);
+
+    drop(foreign);
+    traces.assert_no_process_and_no_mount();
     traces.assert_no_cgroup();
+    assert!(named.run("down").status.success());
+    assert!(!traces.dir.exists());
 }
 
 #[test]
 fn kill_9_of_the_first_process_inside_ends_all_and_leaves_no_cgroup() {
     let cluster = node();
     let mut traces = Traces::of(&cluster);
+    traces.freeze();
     // The supervisor waits for us to read the logs.
     traces.pids.remove(&State::read(cluster.dir()).unwrap().pid);
     kill_9(cluster.node_pid().unwrap());

@@ -16,7 +16,7 @@ use xtask::registry::has_ended;
 use xtask::supervisor::State;
 
 use support::{
-    Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own,
+    Named, SOON, all_pids, assert_ended_soon, assert_removed_soon, is_owner, kill_9, own, signal,
     start_owner, xtask,
 };
 
@@ -64,13 +64,7 @@ fn up_and_down_can_be_said_again_and_leave_nothing() {
 
     // Frozen servers and a frozen supervisor end as well.
     for pid in &pids {
-        assert!(
-            Command::new("kill")
-                .args(["-STOP", &pid.to_string()])
-                .status()
-                .unwrap()
-                .success()
-        );
+        signal(*pid, "-STOP");
     }
     assert!(cluster.run("down").status.success());
     assert_ended_soon(pids);
@@ -108,6 +102,10 @@ fn kill_9_of_the_owner_leaves_neither_process_nor_folder() {
     let (mut owner, dirs) = start_owner(2);
     let pids: Vec<_> = dirs.iter().flat_map(|dir| all_pids(dir)).collect();
     assert_eq!(pids.len(), 6);
+    // Stopped ones end as well.
+    for pid in &pids {
+        signal(*pid, "-STOP");
+    }
     owner.kill().unwrap();
     owner.wait().unwrap();
     assert_ended_soon(pids);

@@ -3,7 +3,8 @@
 //!
 //! Guarantee: of all that a node does to a machine (mounts, links, rules, settings, containers) nothing reaches this
 //! one, and all of it ends with the first process in the namespaces, which ends with the supervisor. Only the cgroup
-//! directories are the machine's: the supervisor removes them, or the next that starts a node.
+//! directories are the machine's. The supervisor thaws what is frozen in them, without which it would not die, and
+//! removes them; where it was killed its undertaker does so, and where that was killed too the next node's supervisor.
 //!
 //! Limits: root, and cgroup v1. The network has no way out: images are loaded ([`Cluster::load`]), never pulled, and
 //! there is no DNS. The one port that leads in is the API server's, [`Cluster::let_pods_reach`] opens others that lead

@@ -53,11 +53,16 @@ pub fn start_owner(count: usize) -> (Child, Vec<PathBuf>) {
 }
 
 pub fn kill_9(pid: u32) {
+    signal(pid, "-9");
+}
+
+/// A signal as `kill` takes it.
+pub fn signal(pid: u32, signal: &str) {
     let status = Command::new("kill")
-        .args(["-9", &pid.to_string()])
+        .args([signal, &pid.to_string()])
         .status()
         .unwrap();
-    assert!(status.success(), "kill -9 {pid}");
+    assert!(status.success(), "kill {signal} {pid}");
 }
 
 pub fn assert_ended_soon(pids: impl IntoIterator<Item = u32>) {
