@@ -213,20 +213,20 @@ async fn a_seat_is_held_prolonged_given_back_and_ends_by_itself() {
 async fn a_pod_holds_as_long_as_it_lives_without_knowing_of_it() {
     let team = team().await;
     apply(&team, "pod-hold.yaml");
-    let held = claim_in(&team, "importer-0", ClaimPhase::Granted).await;
-    let pod = team.pod_is("importer-0", "it runs", |pod| {
+    let held = claim_in(&team, "indexer-0", ClaimPhase::Granted).await;
+    let pod = team.pod_is("indexer-0", "it runs", |pod| {
         let status = pod.status.as_ref();
         status.and_then(|status| status.phase.as_deref()) == Some("Running")
     });
     let uid = pod.await.uid();
-    let lock = lock_is(&team, "importer", "it shows its Pod", |lock| {
+    let lock = lock_is(&team, "indexer", "it shows its Pod", |lock| {
         lock.slot_status(0).is_some_and(|slot| slot.pod_uid == uid)
     });
     let shown = lock.await.slot_token(0).expect("a token");
     assert_eq!(shown.get(), token(&held));
 
-    team.kubectl(&["delete", "pod", "importer-0", "--wait=false"]);
-    let over = claim_in(&team, "importer-0", ClaimPhase::Released).await;
+    team.kubectl(&["delete", "pod", "indexer-0", "--wait=false"]);
+    let over = claim_in(&team, "indexer-0", ClaimPhase::Released).await;
     let (_, reason) = claim_condition(&over, names::CONDITION_GRANTED);
     assert_eq!(reason, "PodEnded");
     team.finish().await;

@@ -1,5 +1,8 @@
 //! Every manifest in the documents and among the examples is taken by the server as it is printed.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
@@ -67,6 +70,48 @@ async fn every_manifest_that_is_printed_is_taken_by_the_server() {
     })
     .await;
     assert!(taken > 5, "only {taken} manifests were found");
+}
+
+/// Who applies two examples sees each as it is told: none makes what another makes, none waits for another's lock.
+#[test]
+fn no_two_examples_share_a_lock_or_another_object() {
+    let mut owners = BTreeMap::new();
+    for path in examples() {
+        // The administrator's half and the pipeline's are one example; so is a folder.
+        let example = match path.as_str() {
+            "examples/deploy-claim.yaml" => "examples/deploy-lock.yaml",
+            path => match Path::new(path).parent().and_then(Path::to_str) {
+                Some("examples") | None => path,
+                Some(folder) => folder,
+            },
+        };
+        let objects = all_objects(&path);
+        let made = objects.iter().map(|object| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            format!("{} {name}", object["kind"].as_str().unwrap_or_default())
+        });
+        let claimed = objects
+            .iter()
+            .filter_map(|object| object["spec"]["lockName"].as_str());
+        let text = read(&path);
+        let run = text.split("--lock").skip(1).filter_map(|rest| {
+            let name = rest.strip_prefix(['=', ' '])?;
+            name.split([' ', ',', ']', '\n']).next()
+        });
+        let used = claimed
+            .chain(run)
+            .map(|name| format!("DistributedLock {name}"));
+        for thing in made.chain(used).collect::<BTreeSet<_>>() {
+            let owner = owners.entry(thing.clone()).or_insert(example.to_owned());
+            assert_eq!(owner, example, "{thing} is in both");
+        }
+    }
+    for lock in ["mailer", "importer", "indexer", "production", "reports"] {
+        assert!(
+            owners.contains_key(&format!("DistributedLock {lock}")),
+            "{owners:#?}"
+        );
+    }
 }
 
 /// Under the chart's policies who takes a lock needs the verb `use` on it, whatever else RBAC allows.

@@ -87,22 +87,22 @@ async fn a_pod_holds_by_plain_yaml() {
         said(&place, &["apply", "-f", "examples/pod-hold.yaml"]).await;
         let granted = [
             "wait",
-            "lclaim/importer-0",
+            "lclaim/indexer-0",
             "--for=condition=Granted",
             "--timeout=20s",
         ];
         said(&place, &granted).await;
-        said(&place, &["delete", "pod/importer-0", "--wait=false"]).await;
+        said(&place, &["delete", "pod/indexer-0", "--wait=false"]).await;
         let over = [
             "wait",
-            "lclaim/importer-0",
+            "lclaim/indexer-0",
             "--for=jsonpath={.status.phase}=Released",
             "--timeout=20s",
         ];
         said(&place, &over).await;
         let free = [
             "wait",
-            "dlock/importer",
+            "dlock/indexer",
             "--for=condition=Held=False",
             "--timeout=20s",
         ];
