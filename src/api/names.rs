@@ -9,6 +9,11 @@ pub const VERSION: &str = "v1alpha1";
 /// `group/version` as it stands in `apiVersion`.
 pub const API_VERSION: &str = "leasehold.dev/v1alpha1";
 
+/// What to do where the server has no definitions, or old ones: for the end of a message. Helm's come first, since it
+/// would find those that are applied by hand in its way.
+pub const HOW_TO_INSTALL: &str = "with Helm install or upgrade the release that brings the definitions (crds.install=true), \
+                                  without Helm: kubectl apply -f crds/";
+
 /// The label on every Lease that the operator makes: the name of its lock.
 pub const LABEL_LOCK: &str = "leasehold.dev/lock";
 /// The label by which the owner of a foreign Lease consents to a lock's `leaseName`: the name of that lock.

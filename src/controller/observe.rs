@@ -219,7 +219,7 @@ fn words(watch: &Watch, error: &watcher::Error) -> String {
     }
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
-            "the server does not serve it: kubectl apply -f crds/".to_owned()
+            format!("the server does not serve it: {}", names::HOW_TO_INSTALL)
         }
         other => chain(other),
     }

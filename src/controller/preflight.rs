@@ -105,7 +105,8 @@ pub async fn definitions(client: &Client) -> Option<String> {
             }
             Ok(Ok(None)) => {
                 return Some(format!(
-                    "the definition {name} is not installed: kubectl apply -f crds/"
+                    "the definition {name} is not installed: {}",
+                    names::HOW_TO_INSTALL
                 ));
             }
             Ok(Ok(Some(served))) => served,
@@ -113,8 +114,9 @@ pub async fn definitions(client: &Client) -> Option<String> {
         let dropped = dropped_fields(&wanted, &served);
         if !dropped.is_empty() {
             return Some(format!(
-                "the installed definition {name} is older than this operator and would drop {}: kubectl apply -f crds/",
-                dropped.join(", ")
+                "the installed definition {name} is older than this operator and would drop {}: {}",
+                dropped.join(", "),
+                names::HOW_TO_INSTALL
             ));
         }
     }

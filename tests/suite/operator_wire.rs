@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, PostParams};
 use kube::{Client, Config};
-use leasehold::api::DistributedLockSpec;
+use leasehold::api::{DistributedLockSpec, names};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -398,7 +398,7 @@ async fn without_the_definitions_it_is_not_ready_and_says_how_to_install_them() 
         operator
             .eventually("it says so", async || {
                 operator.get("/readyz").await.is_some_and(|(status, body)| {
-                    status == 503 && body.contains("kubectl apply -f crds/")
+                    status == 503 && body.contains(names::HOW_TO_INSTALL)
                 })
             })
             .await;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use leasehold::api::names;
 use leasehold::clock::{BootInstant, Clock, MonoInstant, SystemClock};
 use xtask::cluster::{Cluster, Component, Options};
 
@@ -15,7 +16,8 @@ async fn servers_that_freeze_cost_no_lock_for_a_while_and_then_every_holder_stop
     let cluster = Cluster::start(&Options::default()).unwrap();
     let bench = Bench::on(&cluster).await;
     let ended = bench.run("any").ends().await;
-    ended.assert(69, &["install Leasehold first (kubectl apply -f crds/)"]);
+    let says = ["install Leasehold first", names::HOW_TO_INSTALL];
+    ended.assert(69, &says);
     install_crds(&bench.client).await;
 
     a_frozen_etcd_costs_no_lock(&bench, &cluster).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::DeserializeGuard;
-use leasehold::api::{DistributedLock, DistributedLockSpec};
+use leasehold::api::{DistributedLock, DistributedLockSpec, names};
 use leasehold::client::{
     self, AcquireAllError, AcquireError, AcquiringAll, ConnectError, Guards, Locks, Progress,
 };
@@ -14,9 +14,6 @@ use serde_json::json;
 
 use super::{Args, EXIT_UNAVAILABLE, EXIT_USAGE, End};
 use crate::cmd::say;
-
-/// What to do where the definitions are missing.
-const NOT_INSTALLED: &str = "the server does not know DistributedLocks at all: install Leasehold first (kubectl apply -f crds/)";
 
 /// Connects, and makes the locks if that was asked for; or says why not.
 pub(super) async fn get_ready(args: &Args) -> Result<Locks, String> {
@@ -208,7 +205,7 @@ async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
     .await;
     let mut near = match listed {
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-            return format!("; {NOT_INSTALLED}");
+            return format!("; {}", not_installed());
         }
         Ok(Ok(list)) => list
             .items
@@ -238,6 +235,13 @@ async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
     )
 }
 
+fn not_installed() -> String {
+    format!(
+        "the server does not know DistributedLocks at all: install Leasehold first ({})",
+        names::HOW_TO_INSTALL
+    )
+}
+
 async fn create(locks: &Locks, lock: &str) -> Result<(), String> {
     let api: Api<DistributedLock> = Api::namespaced(locks.client(), locks.namespace());
     let object = DistributedLock::new(lock, DistributedLockSpec::default());
@@ -254,7 +258,7 @@ async fn create(locks: &Locks, lock: &str) -> Result<(), String> {
         }
         Ok(Err(kube::Error::Api(status))) if status.reason == "AlreadyExists" => Ok(()),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.details.is_none() => {
-            Err(NOT_INSTALLED.to_owned())
+            Err(not_installed())
         }
         // The server's own words; the error's have the whole status in them.
         Ok(Err(kube::Error::Api(status))) if status.code < 500 => Err(status.message.clone()),
