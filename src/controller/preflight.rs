@@ -70,14 +70,26 @@ const NEEDS: &[Need] = &[
     need("get", "", "pods", ""),
     need("list", "", "pods", ""),
     need("watch", "", "pods", ""),
+    // What happened to a lock, for people.
+    need("create", "events.k8s.io", "events", ""),
 ];
 
 /// In the operator's own namespace, for the Lease of the election, by its name where there is one to ask for.
 const ELECTION_NEEDS: &[Need] = &[
     need("get", LEASES, "leases", ""),
+    need("list", LEASES, "leases", ""),
+    need("watch", LEASES, "leases", ""),
     need("create", LEASES, "leases", ""),
     need("update", LEASES, "leases", ""),
 ];
+
+/// Of the whole cluster, for each of our definitions.
+const READ_DEFINITION: Need = need(
+    "get",
+    "apiextensions.k8s.io",
+    "customresourcedefinitions",
+    "",
+);
 
 /// What is wrong with the definitions that the server has; `None` if nothing is.
 pub async fn definitions(client: &Client) -> Option<String> {
@@ -92,8 +104,8 @@ pub async fn definitions(client: &Client) -> Option<String> {
             }
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 return Some(format!(
-                    "not allowed to get customresourcedefinitions.apiextensions.k8s.io {name:?}: it is read once at \
-                     the start, to see that no status field would be dropped ({})",
+                    "not allowed to get customresourcedefinitions.apiextensions.k8s.io {name:?}: it is read at the \
+                     start and once a minute, to see that no status field would be dropped ({})",
                     status.message
                 ));
             }
@@ -193,17 +205,23 @@ pub async fn missing_permissions(
         watched
     };
     let mut questions = vec![];
+    let definitions: Vec<String> = crds().iter().map(ResourceExt::name_any).collect();
+    questions.extend(
+        definitions
+            .iter()
+            .map(|name| (READ_DEFINITION, None, name.as_str())),
+    );
     for place in places {
-        questions.extend(NEEDS.iter().map(|need| (*need, place.as_str(), "")));
+        questions.extend(NEEDS.iter().map(|need| (*need, Some(place.as_str()), "")));
     }
     questions.extend(ELECTION_NEEDS.iter().map(|need| {
         // A create names nothing, as far as RBAC is concerned.
         let name = if need.verb == "create" { "" } else { election };
-        (*need, own, name)
+        (*need, Some(own), name)
     }));
     let mut missing = vec![];
     for (need, namespace, name) in questions {
-        if is_allowed(client, need, namespace, name).await == Some(false) {
+        if is_allowed(client, need, namespace.unwrap_or_default(), name).await == Some(false) {
             let mut words = format!("not allowed to {} {}", need.verb, need.resource);
             if !need.group.is_empty() {
                 let _ = write!(words, ".{}", need.group);
@@ -214,10 +232,12 @@ pub async fn missing_permissions(
             if !name.is_empty() {
                 let _ = write!(words, " {name:?}");
             }
-            if namespace.is_empty() {
-                words.push_str(" in all namespaces");
-            } else {
-                let _ = write!(words, " in namespace {namespace:?}");
+            match namespace {
+                None => {}
+                Some("") => words.push_str(" in all namespaces"),
+                Some(namespace) => {
+                    let _ = write!(words, " in namespace {namespace:?}");
+                }
             }
             missing.push(words);
         }

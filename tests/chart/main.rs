@@ -6,6 +6,8 @@
 
 mod lease_watch;
 mod lifecycle;
+mod objects;
+mod people;
 mod rbac;
 mod release;
 mod render;

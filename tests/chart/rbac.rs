@@ -308,6 +308,36 @@ async fn until_counts(own: &Own, permission: &Permission, on: &On<'_>, allowed: 
     .await;
 }
 
+/// A replica that starts without this permission is not ready, says so, and counts it, soon.
+async fn is_named(own: &Own, permission: &Permission) {
+    let unready = own.operator(&LEASEHOLD, "pod-4", &[]).await;
+    let Permission { verb, resource, .. } = permission;
+    let (resource, sub) = resource.split_once('/').unwrap_or((resource, ""));
+    let mut words = format!("not allowed to {verb} {resource}");
+    if !permission.group.is_empty() {
+        words = format!("{words}.{}", permission.group);
+    }
+    if !sub.is_empty() {
+        words = format!("{words}/{sub}");
+    }
+    // A watch that is refused may name it before the permissions were asked for and counted.
+    let named = async {
+        loop {
+            let named =
+                matches!(unready.get("/readyz").await, Some((503, body)) if body.contains(&words));
+            let counted = unready.metric("leasehold_permissions_missing").await;
+            if named && counted >= Some(1.0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let soon = tokio::time::timeout(Duration::from_secs(10), named).await;
+    let says = unready.get("/readyz").await;
+    assert!(soon.is_ok(), "{words}: {says:?}");
+    assert_eq!(unready.metric("leasehold_leader").await, Some(0.0));
+}
+
 /// Which object a permission is about; all of the namespace where it has no name.
 struct On<'a> {
     namespace: &'a str,
@@ -374,6 +404,7 @@ async fn whichever_permission_is_taken_away_something_is_refused() {
             place.take(&silent, "pod-3").await;
             ask_for_everything(&place, round).await;
         }
+        is_named(&own, &dropped).await;
         let seen = is_refused(&own, &dropped, known).await;
         let log = operator.as_ref().map_or_else(String::new, Operator::log);
         assert!(seen, "nobody needs to {dropped}\n{log}");
@@ -381,6 +412,43 @@ async fn whichever_permission_is_taken_away_something_is_refused() {
         write(whole.clone()).await;
         until_counts(&own, &dropped, &on, true).await;
     }
+}
+
+/// The one permission that is about the whole cluster wherever a release looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_not_read_the_definitions_is_not_ready_and_says_so() {
+    let own = Own::start_with(audited).await;
+    own.make_namespace("team-a").await;
+    own.installed(&LEASEHOLD, &json!({"watchNamespaces": ["team-a"]}));
+    let objects = render(
+        "leasehold",
+        "leasehold",
+        &json!({"watchNamespaces": ["team-a"]}),
+    );
+    let roles = of_kind(&objects, "ClusterRole");
+    let is_it = |role: &&&Value| {
+        role["rules"]
+            .to_string()
+            .contains("customresourcedefinitions")
+    };
+    let role = roles.iter().find(is_it).expect("the role");
+    let rules: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).expect("rules");
+    let permissions = permissions(&rules);
+    let [dropped] = &permissions[..] else {
+        panic!("{permissions:?}");
+    };
+    let name = role["metadata"]["name"].as_str().expect("a name");
+    let roles = Api::<ClusterRole>::all(own.client.clone());
+    let deleted = roles.delete(name, &DeleteParams::default()).await;
+    deleted.expect("it can be deleted");
+    for definition in ["distributedlocks.leasehold.dev", "lockclaims.leasehold.dev"] {
+        let on = On {
+            namespace: "",
+            name: definition,
+        };
+        until_counts(&own, dropped, &on, false).await;
+    }
+    is_named(&own, dropped).await;
 }
 
 /// Where a release looks after some namespaces, the role of its election is all that it may do in its own.
@@ -431,21 +499,17 @@ async fn whichever_permission_of_the_election_is_taken_away_something_is_refused
         let on = On { namespace, name };
         until_counts(&own, &dropped, &on, false).await;
         let known = requests(&own).len();
-        let mut another = None;
-        match dropped.verb.as_str() {
-            // Only a new one begins to list and to watch.
-            "list" | "watch" => another = Some(own.operator(&LEASEHOLD, "pod-3", &[]).await),
-            "create" => {
-                let deleted = leases.delete(LEASE, &DeleteParams::default()).await;
-                deleted.expect("it can be deleted");
-            }
-            _ => {}
+        is_named(&own, &dropped).await;
+        if is_create {
+            let deleted = leases.delete(LEASE, &DeleteParams::default()).await;
+            deleted.expect("it can be deleted");
         }
-        let seen = is_refused(&own, &dropped, known).await;
-        let logs = replicas.iter().chain(&another).map(Operator::log);
+        // Only a new one begins to list and to watch, and it is not ready to.
+        let begins = matches!(dropped.verb.as_str(), "list" | "watch");
+        let seen = begins || is_refused(&own, &dropped, known).await;
+        let logs = replicas.iter().map(Operator::log);
         let logs = logs.collect::<Vec<_>>().join("\n\n");
         assert!(seen, "nobody needs to {dropped}\n{logs}");
-        drop(another);
         write(whole.clone()).await;
         until_counts(&own, &dropped, &on, true).await;
     }
