@@ -432,8 +432,8 @@ async fn whoever_may_not_read_the_definitions_is_not_ready_and_says_so() {
             .contains("customresourcedefinitions")
     };
     let role = roles.iter().find(is_it).expect("the role");
-    let rules: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).expect("rules");
-    let permissions = permissions(&rules);
+    let allowed: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).expect("rules");
+    let permissions = permissions(&allowed);
     let [dropped] = &permissions[..] else {
         panic!("{permissions:?}");
     };
