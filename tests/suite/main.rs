@@ -60,6 +60,8 @@ mod operator_leaks;
 mod operator_limits;
 #[cfg(feature = "cli")]
 mod operator_mirror;
+#[cfg(target_os = "linux")]
+mod operator_order;
 #[cfg(feature = "cli")]
 mod operator_place;
 #[cfg(target_os = "linux")]
