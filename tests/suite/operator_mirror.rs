@@ -80,6 +80,53 @@ async fn status_shows_holder_token_pod_and_node_and_then_history() {
     .await;
 }
 
+/// What was dropped is not told again once there is room.
+#[tokio::test]
+async fn history_is_as_long_as_its_limit_says_also_once_that_is_lowered() {
+    in_place(async |place| {
+        let _operator = Operator::leading(&place.namespace).await;
+        place.make_free("nightly", 60).await;
+        let hold = async || {
+            let grant = place.take("nightly", "pod-3").await;
+            place.is_shown("nightly", &grant).await;
+            place.release("nightly", &grant).await;
+            place.lock_is("nightly", "it is free again", is_free).await;
+            grant.token
+        };
+        let tells = async |what: &str, expected: &[FencingToken]| {
+            let lock = place.locks.get("nightly").await.expect("the lock");
+            let history = lock.status.expect("a status").history;
+            let tokens: Vec<_> = history.iter().filter_map(|end| end.fencing_token).collect();
+            assert_eq!(tokens, expected, "{what}");
+        };
+        let limit = async |limit: i32| {
+            let patch = json!({"spec": {"historyLimit": limit}});
+            place.edit_lock("nightly", &patch).await;
+            let seen = |lock: &leasehold::api::DistributedLock| {
+                let seen = lock.status.as_ref().and_then(|s| s.observed_generation);
+                lock.spec.history_limit == limit && seen == lock.metadata.generation
+            };
+            place.lock_is("nightly", "the limit is seen", seen).await;
+        };
+        let (first, second, third) = (hold().await, hold().await, hold().await);
+        tells("all of them", &[third, second, first]).await;
+        limit(1).await;
+        tells("the last one", &[third]).await;
+        let fourth = hold().await;
+        tells("the last one anew", &[fourth]).await;
+        limit(0).await;
+        tells("nothing", &[]).await;
+        let fifth = hold().await;
+        tells("nothing", &[]).await;
+        limit(10).await;
+        tells("still nothing", &[]).await;
+        let sixth = hold().await;
+        tells("what has ended since", &[sixth]).await;
+        assert!(sixth > fifth);
+    })
+    .await;
+}
+
 /// kubeflow/notebooks#1343, restatedev/restate-operator#138: a status write that causes the next one.
 #[tokio::test]
 async fn renewals_cause_no_status_write_and_hardly_a_look() {
