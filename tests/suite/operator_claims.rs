@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::api::{ClaimPhase, DistributedLockSpec, LockClaimSpec, QueueSpec, names};
+use leasehold::api::{
+    ClaimPhase, DistributedLockSpec, LockClaimSpec, QueueSpec, find_condition, names,
+};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
@@ -63,7 +65,11 @@ async fn claims_beyond_max_waiters_are_rejected_and_the_others_stay() {
         place.queue_up("b", "nightly").await;
         let rejected = place.claim_in("b", ClaimPhase::Rejected).await;
         let ready = claim_condition(&rejected, names::CONDITION_READY);
-        assert_eq!(ready.1, names::REASON_QUEUE_FULL);
+        assert_eq!(ready, ("False".into(), names::REASON_QUEUE_FULL.into()));
+        let conditions = &rejected.status.as_ref().expect("a status").conditions;
+        let condition = find_condition(conditions, names::CONDITION_READY);
+        let words = &condition.expect("a condition").message;
+        assert!(words.contains("queue.maxWaiters"), "{words}");
         let first = place.claims.get("a").await.expect("the claim");
         assert_eq!(first.phase(), ClaimPhase::Pending);
     })

@@ -2,15 +2,14 @@
 
 use std::net::TcpListener;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, PostParams};
-use leasehold::api::{ClaimPhase, names};
+use kube::api::ListParams;
+use leasehold::api::LockClaim;
 use leasehold::supervise::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::operator_rig::Operator;
 use super::run_bench::{BUSY, Bench, until};
 
 /// An address of loopback that nobody listens on.
@@ -126,34 +125,21 @@ async fn a_claim_is_made_with_the_priority_that_was_asked_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_refused_ends_it_with_the_words_of_the_operator_once() {
     let bench = Bench::new().await;
-    bench.opened("a", 5).await;
+    let operator = Operator::leading(&bench.namespace).await;
+    let spec = json!({"leaseDurationSeconds": 15, "queue": {"maxWaiters": 1}});
+    bench.lock_of(spec, "a").await;
     let holder = bench.hold("a", "holder").await;
-    let run = bench.run("a").start();
+    let waiter = bench.run("a").by("waiter").start();
     bench.until_waiting(1).await;
-    let claims = bench.claims().list(&ListParams::default()).await.unwrap();
-    let mut claim = claims.items.into_iter().next().expect("its claim");
-    let now = Time(Timestamp::UNIX_EPOCH);
-    claim.status.get_or_insert_default().set_phase(
-        ClaimPhase::Rejected,
-        names::REASON_QUEUE_FULL,
-        "too many wait",
-        claim.metadata.generation,
-        &now,
-    );
-    let name = claim.metadata.name.clone().expect("a name");
-    bench
-        .claims()
-        .replace_status(&name, &PostParams::default(), &claim)
-        .await
-        .expect("it is refused");
-    let ended = run.ends(BUSY).await;
-    ended.assert(75, &["was refused: too many wait"]);
-    assert_eq!(
-        ended.stderr.matches("too many wait").count(),
-        1,
-        "{ended:?}"
-    );
-    assert_eq!(bench.waiting().await, 0, "the queue was left");
+    let ended = bench.run("a").by("too-late").ends().await;
+    let words = "as many wait for lock a as its queue.maxWaiters allows: try again later";
+    ended.assert(75, &[&format!("was refused: {words}")]);
+    assert_eq!(ended.stderr.matches(words).count(), 1, "{ended:?}");
+    let left = bench.claims().list(&ListParams::default()).await.unwrap();
+    let left: Vec<_> = left.iter().map(LockClaim::claimant).collect();
+    assert_eq!(left, ["waiter"], "the other one left the queue");
     holder.release().await.unwrap();
+    waiter.ends(BUSY).await.assert(0, &[]);
+    drop(operator);
     bench.finish().await;
 }
