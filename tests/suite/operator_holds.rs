@@ -115,19 +115,24 @@ async fn raising_its_seconds_prolongs_a_fixed_hold_under_its_token() {
 async fn deleting_a_claim_gives_the_lock_back_at_once() {
     in_place(async |place| {
         let _operator = Operator::leading(&place.namespace).await;
-        place.make_free("nightly", 15).await;
+        place.make_free("nightly", 30).await;
         place.make_pod("web").await;
         for spec in [fixed(600), with_pod("web", None)] {
-            place.claim("seat", spec).await;
-            place.claim_in("seat", ClaimPhase::Granted).await;
-            let began = MonoInstant::now();
-            place.delete_claim("seat").await;
-            let took = free_after(&place, began).await;
-            // By the event: a slow beat is 15 s.
-            assert!(took < Duration::from_secs(10), "after {took:?}");
+            let mut fastest = Duration::MAX;
+            for _ in 0..3 {
+                place.claim("seat", spec.clone()).await;
+                place.claim_in("seat", ClaimPhase::Granted).await;
+                let began = MonoInstant::now();
+                place.delete_claim("seat").await;
+                let took = free_after(&place, began).await;
+                // By the event, however busy the machine: a slow beat is 30 s.
+                assert!(took < Duration::from_secs(10), "after {took:?}");
+                fastest = fastest.min(took);
+            }
+            assert!(fastest < Duration::from_secs(2), "after {fastest:?}");
         }
         let lock = place.locks.get("nightly").await.expect("the lock");
-        assert_eq!(ends(&lock), [EndReason::Released, EndReason::Released]);
+        assert_eq!(ends(&lock), [EndReason::Released; 6]);
     })
     .await;
 }
