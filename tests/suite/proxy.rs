@@ -86,6 +86,14 @@ pub struct Call {
     pub code: Option<u16>,
 }
 
+impl Call {
+    /// Whether it changes an object of a namespace.
+    pub fn writes(&self) -> bool {
+        let changes = ["create", "update", "patch", "delete"];
+        changes.contains(&self.verb) && !self.resource.is_empty()
+    }
+}
+
 #[derive(Default)]
 struct State {
     rules: Mutex<Vec<Rule>>,
