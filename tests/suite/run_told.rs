@@ -1,6 +1,9 @@
 //! What somebody who waits is told, and what is refused before anything is asked for.
 
+use std::time::Duration;
+
 use kube::api::DeleteParams;
+use leasehold::clock::MonoInstant;
 use leasehold::supervise::Signal;
 
 use super::run_bench::{BUSY, Bench, until};
@@ -34,6 +37,23 @@ async fn who_waits_is_told_whose_turn_it_is_and_that_its_claim_is_gone() {
         run.signal(Signal::TERM);
         run.ends(BUSY).await.assert(code, &[]);
     }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_hears_every_thirty_seconds_how_things_stand() {
+    let bench = Bench::new().await;
+    bench.opened("told", 60).await;
+    let holder = bench.hold("told", "holder").await;
+    let began = MonoInstant::now();
+    let run = bench.run("told").by("waiter").start();
+    let heard = || run.stderr().matches("held by holder/").count();
+    let thirty = Duration::from_secs(30);
+    until("it hears it twice", thirty + BUSY, async || heard() == 2).await;
+    let took = MonoInstant::now().saturating_duration_since(began);
+    assert!(took >= thirty, "after {took:?}");
+    holder.release().await.unwrap();
+    run.ends(BUSY).await.assert(0, &[]);
     bench.finish().await;
 }
 
