@@ -435,6 +435,13 @@ impl Index {
         concerned
     }
 
+    /// A state that is older than the end of its Lease may be what a restore of etcd has brought back.
+    pub fn forget_ends(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.gone = None;
+        }
+    }
+
     fn tell_keeper(&mut self, lease: &Key, read: Moment) {
         let Some(key) = self.keeper_of(lease) else {
             return;

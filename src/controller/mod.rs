@@ -31,6 +31,7 @@ mod tend;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -103,6 +104,8 @@ pub struct Shared {
     pub health: Health,
     /// Tells the watches to list everything again.
     pub resync: Notify,
+    /// The highest revision that a watch has shown, of all kinds of objects.
+    pub revision: AtomicU64,
 }
 
 impl Shared {
@@ -114,12 +117,20 @@ impl Shared {
             metrics: Arc::default(),
             health: Health::default(),
             resync: Notify::new(),
+            revision: AtomicU64::new(0),
         })
     }
 
     /// What is known. Held for computations only, never across an await.
     pub fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Revisions went back, as by a restore of etcd: every watch waits for one of the far future, and tells nothing. So
+    /// all is listed again, and what is listed counts, however old it looks.
+    pub fn revisions_went_back(&self) {
+        self.index().forget_ends();
+        self.resync.notify_waiters();
     }
 
     /// Now, for observations.
@@ -165,6 +176,10 @@ pub async fn run(
     parts.spawn(health::serve(listener, shared.clone()));
     // The watches have a client of their own, so that they and the writes do not wait for each other.
     let watching = client()?;
+    if let Some(first) = watches.first() {
+        let looking = observe::look_at_revisions(shared.clone(), watching.clone(), first.clone());
+        parts.spawn(looking);
+    }
     for watch in watches {
         parts.spawn(observe::observe(shared.clone(), watching.clone(), watch));
     }

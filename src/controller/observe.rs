@@ -1,15 +1,16 @@
 //! The watches: what comes from them goes into the index, in every replica, leader or not.
 //!
 //! Each watch is short (`WATCH_SECONDS`), since a dead one is noticed only when it ends, and begins again with a pause
-//! after an error. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and asks for
-//! new lists when a read shows that revisions went back (a restore of etcd).
+//! after an error. Nothing is right only because a watch delivered: the leader reads again on a slow beat, and new lists
+//! are asked for when a read shows that revisions went back (a restore of etcd).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DynamicObject};
+use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::{DeserializeGuard, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
@@ -29,6 +30,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A watch without an error for so long works: an error repeats itself within the time that a call may hang.
 const QUIET: Duration = Duration::from_secs(75);
+
+/// How often it is looked whether revisions went back.
+const REVISION_EVERY: Duration = Duration::from_secs(10);
 
 /// The watches that `namespaces` need; none means all namespaces.
 #[must_use]
@@ -55,6 +59,36 @@ pub fn watches(namespaces: &[String]) -> Vec<Watch> {
             })
         })
         .collect()
+}
+
+/// Looks for ever whether revisions went back. A slow beat alone would notice that late, or with nothing but free locks for
+/// minutes, while new locks and claims are not seen at all. It costs one small call; one kind of objects stands for all,
+/// since they are kept in one etcd.
+pub async fn look_at_revisions(shared: Arc<Shared>, client: Client, watch: Watch) {
+    let api = api::<DistributedLock>(&client, &watch);
+    loop {
+        tokio::time::sleep(REVISION_EVERY.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
+        // What was seen before the question is not newer than the answer.
+        let seen = shared.revision.load(Ordering::SeqCst);
+        let Some(now) = revision_now(&api).await.filter(|now| *now < seen) else {
+            continue;
+        };
+        tracing::warn!(
+            seen,
+            now,
+            "revisions went back (a restore of etcd?), lists everything again"
+        );
+        shared.revision.store(now, Ordering::SeqCst);
+        shared.revisions_went_back();
+    }
+}
+
+/// As new as the server is, since the list asks for no revision.
+async fn revision_now(api: &Api<DistributedLock>) -> Option<u64> {
+    let one = ListParams::default().limit(1);
+    let listed = tokio::time::timeout(REVISION_EVERY, api.list_metadata(&one)).await;
+    let revision = listed.ok()?.ok()?.metadata.resource_version?;
+    revision.parse().ok()
 }
 
 /// Follows one watch for ever.
@@ -120,7 +154,7 @@ enum Seen<K> {
     Gone(K),
 }
 
-async fn follow<K: Send>(
+async fn follow<K: Resource + Send>(
     shared: &Shared,
     watch: &Watch,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
@@ -156,6 +190,13 @@ async fn follow<K: Send>(
                 continue;
             }
         };
+        if let Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) = &event {
+            let revision = object.meta().resource_version.as_ref();
+            let revision = revision.and_then(|revision| revision.parse().ok());
+            shared
+                .revision
+                .fetch_max(revision.unwrap_or(0), Ordering::SeqCst);
+        }
         let mut synced = false;
         let concerned = {
             let mut index = shared.index();

@@ -357,9 +357,10 @@ impl Reconciler {
             let slot = index.slot_mut(lease);
             if self.shared.now().saturating_sub(slot.heard) > Duration::from_secs(5) {
                 tracing::warn!(%lease, "revisions went back (a restore of etcd?), lists everything again");
-                self.shared.resync.notify_waiters();
                 slot.keeper = crate::engine::Keeper::default();
                 slot.found = None;
+                drop(index);
+                self.shared.revisions_went_back();
             }
             return Ok(());
         }
