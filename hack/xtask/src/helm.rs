@@ -32,11 +32,15 @@ pub fn ensure() -> Result<PathBuf> {
 /// A `helm` command that knows nothing of this machine's user.
 pub fn command() -> Result<Command> {
     let mut command = Command::new(ensure()?);
-    let nowhere = std::env::temp_dir().join("leasehold-no-helm");
-    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-        command.env(variable, &nowhere);
-    }
+    command.envs(homes());
     Ok(command)
+}
+
+/// The variables by which Helm finds nothing of this machine's user.
+#[must_use]
+pub fn homes() -> [(&'static str, PathBuf); 3] {
+    let nowhere = std::env::temp_dir().join("leasehold-no-helm");
+    ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, nowhere.clone()))
 }
 
 /// The repository's chart.

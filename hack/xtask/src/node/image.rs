@@ -144,15 +144,18 @@ impl Builder {
             .arg(crate::repository().join("Dockerfile"));
         build.args(["--tag", PRODUCT]).arg(context);
         run(build)?;
-        let _ = fs::remove_file(archive);
+        // Others may be reading the one before.
+        let new = archive.with_extension("new");
+        let _ = fs::remove_file(&new);
         let mut save = self.command();
         match self {
-            Self::Docker(_) => save.args(["save", "--output"]).arg(archive).arg(PRODUCT),
+            Self::Docker(_) => save.args(["save", "--output"]).arg(&new).arg(PRODUCT),
             Self::Buildah(..) => save
                 .args(["push", PRODUCT])
-                .arg(format!("oci-archive:{}:{PRODUCT}", archive.display())),
+                .arg(format!("oci-archive:{}:{PRODUCT}", new.display())),
         };
         run(save)?;
+        fs::rename(&new, archive)?;
         if let Self::Buildah(_, storage) = self {
             fs::remove_dir_all(storage).context("can't remove buildah's storage")?;
         }
