@@ -121,6 +121,13 @@ impl Own {
     }
 
     /// A chart of the version before: its definitions, and nothing that came later.
+    ///
+    /// The last commit before the chart (2640411) has definitions and no manifests, and its operator takes the arguments
+    /// of today's. So its chart is this tree's without the policies. The program in it is this tree's, which is why the
+    /// definitions have one field more: to build the old one takes minutes of each test, and the repository's history.
+    /// It was built by hand once (November 2026), as an image for the operator and for the holders' Pods, with the
+    /// definitions as they were: `upgrades_keep_every_lock_held_and_hand_the_lead_over_within_a_second` passed with it,
+    /// nobody led for 17 ms.
     pub fn previous_chart(&self) -> PathBuf {
         let previous = self.file("previous");
         xtask::folder::copy(&chart(), &previous).expect("a copy");
