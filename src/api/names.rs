@@ -40,6 +40,8 @@ pub const ANNOTATION_ALLOW_TOKEN_JUMP: &str = "leasehold.dev/allow-token-jump";
 pub const ANNOTATION_LOCK: &str = "leasehold.dev/lock";
 /// The annotation of such a Pod that says what the sidecar does once the lock is lost.
 pub const ANNOTATION_ON_LOSS: &str = "leasehold.dev/on-loss";
+/// The annotation of such a Pod that names the containers which need not end with the lock, with commas between them.
+pub const ANNOTATION_MAY_OUTLIVE: &str = "leasehold.dev/may-outlive";
 
 /// The holder of a Lease that was just made: a create can't be guarded, so no Lease is born free.
 pub const HOLDER_MISSING: &str = "leasehold.dev/missing";

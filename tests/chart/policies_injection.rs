@@ -51,6 +51,11 @@ fn asks() -> Value {
     json!({names::ANNOTATION_LOCK: "nightly"})
 }
 
+/// The same with another way to end.
+fn on_loss(how: &str) -> Value {
+    json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: how})
+}
+
 /// A Pod's spec with nothing but a container.
 fn plain() -> Value {
     json!({"containers": [{"name": "main", "image": "none"}]})
@@ -111,7 +116,8 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
             },
         ],
     });
-    let notes = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "delete-pod"});
+    let mut notes = on_loss("delete-pod");
+    notes[names::ANNOTATION_MAY_OUTLIVE] = json!("two");
     let spec = injecting.made(&notes, &rich).await.expect("it passes");
     let [sidecar, first] = [0, 1].map(|n: usize| &spec["initContainers"][n]);
     let args = json!([
@@ -126,11 +132,8 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     assert_eq!(first["name"], "first");
     let [main, two] = [0, 1].map(|n: usize| &spec["containers"][n]);
     assert_eq!([first, main, two].map(mounted), [Some(&read_only()); 3]);
-    assert_eq!(
-        main.get("livenessProbe"),
-        None,
-        "the sidecar ends it on loss"
-    );
+    let asked = &main["livenessProbe"]["httpGet"]["path"];
+    assert_eq!(*asked, "/heldz", "for a sidecar that is frozen");
     assert_eq!(two["livenessProbe"]["exec"]["command"], json!(["true"]));
     assert_eq!(spec["volumes"][0]["name"], "x");
 
@@ -144,10 +147,6 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     blind["automountServiceAccountToken"] = json!(false);
     let mut on_the_host = plain();
     on_the_host["hostNetwork"] = json!(true);
-    let mut probed = plain();
-    probed["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["true"]}});
-    let mut asking = plain();
-    asking["containers"][0]["livenessProbe"] = json!({"httpGet": {"path": "/heldz", "port": 7118}});
     let mut shared = plain();
     shared["shareProcessNamespace"] = json!(true);
     let mut other_user = shared.clone();
@@ -155,35 +154,245 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     other_user["containers"][0]["securityContext"] = json!({"runAsUser": 4712});
     let mut same_user = other_user.clone();
     same_user["containers"][0]["securityContext"] = json!({"runAsUser": 4711});
-    let mut once = plain();
-    once["restartPolicy"] = json!("Never");
-    let mut soon = once.clone();
-    soon["terminationGracePeriodSeconds"] = json!(4);
-    let stay = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "stay"});
-    for spec in [&asking, &same_user, &soon, &plain()] {
-        injecting.made(&stay, spec).await.expect("it passes");
-    }
-    for spec in [&probed, &shared, &other_user, &once] {
-        injecting
-            .made(&asks(), spec)
-            .await
-            .expect("it begins again");
+    let stay = on_loss("stay");
+    for (notes, spec) in [
+        (&stay, &same_user),
+        (&asks(), &shared),
+        (&asks(), &other_user),
+    ] {
+        injecting.made(notes, spec).await.expect("it passes");
     }
     let wrong = json!({names::ANNOTATION_LOCK: "Nightly Billing"});
-    let pray = json!({names::ANNOTATION_LOCK: "nightly", names::ANNOTATION_ON_LOSS: "pray"});
+    let pray = on_loss("pray");
     for (notes, spec, words) in [
         (&wrong, &plain(), "must be the name of a DistributedLock"),
         (&pray, &plain(), "must be exit, stay or delete-pod"),
         (&asks(), &blind, "leave automountServiceAccountToken out"),
         (&asks(), &on_the_host, "not on the host's network"),
-        (&stay, &probed, "nothing would end container main"),
-        (&stay, &once, "set that to 4 or less"),
         (&stay, &shared, "set securityContext.runAsUser"),
         (&stay, &other_user, "set securityContext.runAsUser"),
     ] {
         let said = injecting.made(notes, spec).await.expect_err(words);
         assert!(said.contains(words), "{said}");
     }
+    injecting.stage.bench.finish().await;
+}
+
+/// With this in place of what `/path` shows; what is not there yet is made.
+fn with(mut spec: Value, changes: &[(&str, Value)]) -> Value {
+    for (path, value) in changes {
+        let (parent, key) = path.rsplit_once('/').expect("a path");
+        spec.pointer_mut(parent).expect("a parent")[key] = value.clone();
+    }
+    spec
+}
+
+/// The one container's liveness probe, with the numbers of the one that is injected but for these.
+fn probed(numbers: &Value) -> Value {
+    let mut probe = json!({
+        "httpGet": {"path": "/heldz", "port": 7118},
+        "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 2, "terminationGracePeriodSeconds": 4,
+    });
+    for (key, value) in numbers.as_object().expect("numbers") {
+        probe[key] = value.clone();
+    }
+    with(plain(), &[("/containers/0/livenessProbe", probe)])
+}
+
+/// What runs once.
+fn once(spec: Value) -> Value {
+    let never = ("/restartPolicy", json!("Never"));
+    with(spec, &[never, ("/terminationGracePeriodSeconds", json!(4))])
+}
+
+/// In which the sidecar ends the app.
+fn shared(spec: Value) -> Value {
+    let user = ("/securityContext", json!({"runAsUser": 4711}));
+    with(spec, &[("/shareProcessNamespace", json!(true)), user])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_whose_app_would_run_without_the_lock_is_refused() {
+    let injecting = Injecting::new().await;
+    let exit = asks();
+    let [stay, delete] = ["stay", "delete-pod"].map(on_loss);
+    let failing = ("/restartPolicy", json!("OnFailure"));
+    let restarts = ("/containers/0/restartPolicy", json!("Always"));
+    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [143]}}]);
+    let ruled = with(
+        once(plain()),
+        &[
+            ("/containers/0/restartPolicy", json!("Never")),
+            ("/containers/0/restartPolicyRules", rules),
+        ],
+    );
+    let init = json!([{"name": "first", "image": "none"}]);
+    let prepares = with(once(plain()), &[("/initContainers", init.clone())]);
+    let meshed = json!([{"name": "main", "image": "none"}, {
+        "name": "proxy", "image": "none", "livenessProbe": {"httpGet": {"path": "/live", "port": 4191}},
+    }]);
+    let meshed = with(plain(), &[("/containers", meshed)]);
+    let mut outlived = exit.clone();
+    outlived[names::ANNOTATION_MAY_OUTLIVE] = json!(" proxy, ");
+    let mut wrong = vec![];
+    let mut misnamed = exit.clone();
+    misnamed[names::ANNOTATION_MAY_OUTLIVE] = json!("envoy");
+    // As many containers as are injected into, with much to look at in each.
+    let many = probed(&json!({}))["containers"][0].clone();
+    let many: Vec<_> = (0..16)
+        .map(|n| with(many.clone(), &[("/name", json!(format!("main-{n}")))]))
+        .collect();
+    let firsts: Vec<_> = (0..16)
+        .map(|n| json!({"name": format!("first-{n}"), "image": "none"}))
+        .collect();
+    let many = json!({"containers": many, "initContainers": firsts});
+    let mut outlived_by_many = exit.clone();
+    let others: Vec<_> = (1..16).map(|n| format!("main-{n}")).collect();
+    outlived_by_many[names::ANNOTATION_MAY_OUTLIVE] = json!(others.join(","));
+    let real = json!({"httpGet": null, "exec": {"command": ["/leasehold", "probe"]}});
+
+    for (notes, spec) in [
+        (&exit, &plain()),
+        (&exit, &with(plain(), std::slice::from_ref(&failing))),
+        (&exit, &once(plain())),
+        (&exit, &prepares),
+        (&exit, &probed(&json!({}))),
+        (&exit, &probed(&real)),
+        (
+            &exit,
+            &probed(&json!({"periodSeconds": 1, "failureThreshold": 4})),
+        ),
+        (&outlived, &meshed),
+        (&outlived_by_many, &many),
+        (&stay, &once(plain())),
+        (
+            &stay,
+            &once(probed(&json!({"terminationGracePeriodSeconds": null}))),
+        ),
+        (
+            &stay,
+            &with(
+                plain(),
+                &[
+                    ("/terminationGracePeriodSeconds", json!(4)),
+                    ("/containers/0/restartPolicy", json!("Never")),
+                ],
+            ),
+        ),
+        (&delete, &once(plain())),
+        (&stay, &shared(plain())),
+        (&delete, &shared(plain())),
+        (
+            &delete,
+            &shared(with(plain(), &[("/initContainers", init)])),
+        ),
+    ] {
+        let made = injecting.made(notes, spec).await;
+        wrong.extend(made.err().map(|said| format!("{said}: {notes} {spec}")));
+    }
+
+    let starts = "would start container main again without the lock";
+    let blind = "nothing would end container main while the sidecar is frozen";
+    let late = "would end container main too late";
+    let grace = "set that to 4 or less";
+    let exec = |command: &[&str]| probed(&json!({"httpGet": null, "exec": {"command": command}}));
+    let asks_at = |at: Value| probed(&json!({"httpGet": at}));
+    for (notes, spec, words) in [
+        (&stay, plain(), starts),
+        (&delete, plain(), starts),
+        (&stay, with(plain(), &[failing]), starts),
+        (&stay, with(once(plain()), &[restarts]), starts),
+        (&stay, ruled, starts),
+        (
+            &stay,
+            prepares.clone(),
+            "nothing would end init container first",
+        ),
+        (&delete, prepares, "nothing would end init container first"),
+        (&exit, exec(&["true"]), blind),
+        (&exit, exec(&["sh", "-c", "true", "probe"]), blind),
+        (
+            &exit,
+            asks_at(json!({"path": "/heldz", "port": 8080})),
+            blind,
+        ),
+        (
+            &exit,
+            asks_at(json!({"path": "/live", "port": 7118})),
+            blind,
+        ),
+        (
+            &exit,
+            asks_at(json!({"path": "/heldz", "port": 7118, "host": "10.0.0.10"})),
+            blind,
+        ),
+        (
+            &exit,
+            asks_at(json!({"path": "/heldz", "port": 7118, "scheme": "HTTPS"})),
+            blind,
+        ),
+        (&stay, once(exec(&["true"])), blind),
+        (&stay, shared(exec(&["true"])), blind),
+        (&exit, meshed, "nothing would end container proxy"),
+        (&misnamed, plain(), "must name containers of the Pod"),
+        (
+            &exit,
+            with(
+                plain(),
+                &[(
+                    "/containers/0/livenessProbe",
+                    json!({"httpGet": {"path": "/heldz", "port": 7118}}),
+                )],
+            ),
+            late,
+        ),
+        (&exit, probed(&json!({"periodSeconds": 3})), late),
+        (&exit, probed(&json!({"failureThreshold": 3})), late),
+        (&exit, probed(&json!({"initialDelaySeconds": 1})), late),
+        (
+            &exit,
+            probed(&json!({"terminationGracePeriodSeconds": 5})),
+            late,
+        ),
+        (
+            &exit,
+            probed(&json!({"terminationGracePeriodSeconds": null})),
+            late,
+        ),
+        (
+            &exit,
+            probed(&json!({"periodSeconds": 1, "timeoutSeconds": 2})),
+            late,
+        ),
+        (
+            &exit,
+            with(
+                plain(),
+                &[(
+                    "/containers/0/startupProbe",
+                    json!({"exec": {"command": ["true"]}}),
+                )],
+            ),
+            "holds back the liveness probe",
+        ),
+        (
+            &exit,
+            with(plain(), &[("/restartPolicy", json!("Never"))]),
+            grace,
+        ),
+        (
+            &stay,
+            with(plain(), &[("/restartPolicy", json!("Never"))]),
+            grace,
+        ),
+    ] {
+        match injecting.made(notes, &spec).await {
+            Ok(_) => wrong.push(format!("passes, not {words:?}: {notes} {spec}")),
+            Err(said) if said.contains(words) => {}
+            Err(said) => wrong.push(format!("{said}, not {words:?}: {notes} {spec}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     injecting.stage.bench.finish().await;
 }
 

@@ -44,6 +44,7 @@ fn app(name: &str, lock: &str, script: &str) -> Value {
     let mut pod = pod(name, BUSYBOX, &["sh", "-c", script]);
     pod["metadata"]["annotations"] = json!({names::ANNOTATION_LOCK: lock});
     pod["spec"]["serviceAccountName"] = json!("app");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(4);
     pod
 }
 
@@ -53,6 +54,24 @@ fn template(name: &str, lock: &str, script: &str) -> Value {
     let mut template = json!({"metadata": app["metadata"], "spec": app["spec"]});
     template["metadata"]["labels"] = json!({"app": name});
     template
+}
+
+/// A Deployment of one Pod that is never beside another.
+pub fn recreated(name: &str, mut template: Value) -> Value {
+    template["spec"]["restartPolicy"] = json!("Always");
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+        "spec": {
+            "strategy": {"type": "Recreate"}, "selector": {"matchLabels": {"app": name}}, "template": template,
+        },
+    })
+}
+
+/// A Job that is done with one Pod of it.
+pub fn job(name: &str, template: Value) -> Value {
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template},
+    })
 }
 
 fn token_in(said: &str) -> Option<i64> {
@@ -124,22 +143,13 @@ async fn of_two_pods_one_works_and_the_other_takes_over_within_two_seconds_of_it
 #[tokio::test(flavor = "multi_thread")]
 async fn templates_of_jobs_and_deployments_are_enough_and_other_pods_are_left_alone() {
     let team = team_with("nightly").await;
-    let mut importer = template("importer", "nightly", WORKS_ON);
-    importer["spec"]["restartPolicy"] = json!("Always");
-    team.apply(&[json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "importer"},
-        "spec": {
-            "strategy": {"type": "Recreate"}, "selector": {"matchLabels": {"app": "importer"}},
-            "template": importer,
-        },
-    })]);
+    let importer = template("importer", "nightly", WORKS_ON);
+    team.apply(&[recreated("importer", importer)]);
     team.kubectl(&["rollout", "status", "deployment/importer", KUBECTL_WAITS]);
     let before = team.said("deployment/importer", "main", token_in).await;
 
-    team.apply(&[json!({
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "nightly"},
-        "spec": {"backoffLimit": 0, "template": template("nightly", "nightly", WORKS_ONCE)},
-    })]);
+    let once = template("nightly", "nightly", WORKS_ONCE);
+    team.apply(&[job("nightly", once)]);
     let of_the_job = ListParams::default().labels("app=nightly");
     let mut name = None;
     until("the Job has made its Pod", LONG, async || {

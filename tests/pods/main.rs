@@ -12,6 +12,7 @@ mod examples_images;
 mod examples_leaders;
 mod examples_works;
 mod injection;
+mod injection_loss;
 mod node;
 mod node_cases;
 mod sidecar;

@@ -17,7 +17,8 @@ use super::stage::{Team, least_rights, pod, status_of};
 /// An app that shows the grant which it found, and works until it is told to end.
 pub const APP: &str = "cat /var/run/leasehold/grant.json; trap 'exit 0' TERM; sleep 1000000 & wait";
 /// One that nobody can tell to end.
-const STUBBORN: &str = "cat /var/run/leasehold/grant.json; trap '' TERM; while :; do sleep 1; done";
+pub const STUBBORN: &str =
+    "cat /var/run/leasehold/grant.json; trap '' TERM; while :; do sleep 1; done";
 
 /// A Pod whose container `main` runs `app` beside the sidecar of a lock, which gets these arguments more.
 pub fn with_sidecar(name: &str, lock: &str, app: &str, more: &[&str]) -> Value {
@@ -64,7 +65,12 @@ impl Team {
 
     /// The token that the app found when it began.
     pub async fn token(&self, pod: &str) -> i64 {
-        self.said(pod, "main", |logs| {
+        self.token_of(pod, "main").await
+    }
+
+    /// The token that a container found when it began.
+    pub async fn token_of(&self, pod: &str, container: &str) -> i64 {
+        self.said(pod, container, |logs| {
             let grant: Value = serde_json::from_str(logs.lines().next()?).ok()?;
             grant["token"].as_i64()
         })
@@ -73,7 +79,7 @@ impl Team {
 }
 
 /// Which container of this name it is: another one after a restart.
-fn id<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
+pub fn id<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
     let status = status_of(pod, container)?;
     let runs = status.state.as_ref()?.running.is_some();
     status.container_id.as_deref().filter(|_| runs)

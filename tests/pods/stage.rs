@@ -261,6 +261,7 @@ where
 async fn until_it_injects(client: &Client) {
     let mut asks = pod("asks", PRODUCT, &[]);
     asks["metadata"]["annotations"] = json!({names::ANNOTATION_LOCK: "nightly"});
+    asks["spec"]["terminationGracePeriodSeconds"] = json!(4);
     let asks = serde_json::from_value(asks).expect("a pod");
     let pods = Api::<Pod>::namespaced(client.clone(), "default");
     let dry_run = PostParams {
