@@ -309,6 +309,17 @@ async fn a_pod_whose_app_would_run_without_the_lock_is_refused() {
             "nothing would end init container first",
         ),
         (&delete, prepares, "nothing would end init container first"),
+        (
+            &delete,
+            shared(with(
+                plain(),
+                &[(
+                    "/initContainers",
+                    json!([{"name": "first", "image": "none", "securityContext": {"runAsUser": 1}}]),
+                )],
+            )),
+            "set securityContext.runAsUser",
+        ),
         (&exit, exec(&["true"]), blind),
         (&exit, exec(&["sh", "-c", "true", "probe"]), blind),
         (
