@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams};
+use kube::api::{Api, DeleteParams, PostParams};
 use leasehold::supervise::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::processes::is_frozen;
 use super::proxy::{Fault, Proxy};
@@ -132,15 +132,31 @@ async fn told_to_exit_it_ends_with_76_and_told_to_delete_its_pod_it_deletes_that
     assert_eq!(sidecar.pod.file(), None);
 
     let (pod, token) = run_pod::pod(&bench).await;
+    let pods: Api<PodObject> = Api::namespaced(bench.client.clone(), &bench.namespace);
+    bind(&pods, &pod.name_any()).await;
     let deletes = |builder: RunBuilder| builder.option("--on-loss", "delete-pod").in_pod(&token);
     let mut sidecar = Sidecar::with(&bench, "deletes", deletes).await;
     bench.edit_lease("deletes", emptied()).await;
-    let pods: Api<PodObject> = Api::namespaced(bench.client.clone(), &bench.namespace);
+    let mut grace = None;
     until("its Pod is deleted", BUSY, async || {
-        let found = pods.get_opt(&pod.name_any()).await.unwrap();
-        found.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+        let found = pods.get(&pod.name_any()).await.unwrap();
+        grace = found.metadata.deletion_grace_period_seconds;
+        grace.is_some()
     })
     .await;
+    let kill_grace = 15 / 5;
+    assert!(
+        grace <= Some(kill_grace),
+        "{grace:?}: the lock is another's"
+    );
     sidecar.stops().await;
     bench.finish().await;
+}
+
+/// Gives a Pod to a node that nobody runs: it is not gone the moment that it is deleted.
+async fn bind(pods: &Api<PodObject>, pod: &str) {
+    let binding = json!({"metadata": {"name": pod}, "target": {"kind": "Node", "name": "none"}});
+    let params = PostParams::default();
+    let bound = pods.create_subresource::<Value, Value>("binding", pod, &params, &binding);
+    bound.await.unwrap();
 }

@@ -39,7 +39,7 @@ impl Life {
         self.told.not_held(&why);
         self.told.count_loss(reason);
         say(&why);
-        let (ends, spared) = (work.ends, work.spared.clone());
+        let spared = work.spared.clone();
         let kill_at = work.kill_at(BootInstant::now());
         let over = self.over(reason, work);
         let withdrawn = tokio::time::timeout(WITHDRAWN_WITHIN, self.volume.over(over));
@@ -70,7 +70,7 @@ impl Life {
         let namespace = self.args.namespace.as_deref();
         let deleting = async {
             if deletes {
-                delete_pod(namespace, ends).await;
+                delete_pod(namespace, kill_at).await;
             }
             std::future::pending::<Infallible>().await
         };
@@ -125,15 +125,16 @@ async fn end_who_starts(neighbours: Option<Neighbours>, spared: Vec<Mark>) -> In
     }
 }
 
-/// Deletes the Pod that this process is in, and no other of its name; tries until it is asked for or gone.
-async fn delete_pod(namespace: Option<&str>, ends: BootInstant) {
+/// Deletes the Pod that this process is in, and no other of its name, so that it has ended by `kill_at`; tries until it
+/// is asked for or gone.
+async fn delete_pod(namespace: Option<&str>, kill_at: BootInstant) {
     let Some((pod, home)) = own_pod_and_namespace() else {
         return;
     };
     let mut again = AGAIN[0];
     let mut said = String::new();
     loop {
-        let left = ends.saturating_duration_since(BootInstant::now());
+        let left = kill_at.saturating_duration_since(BootInstant::now());
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: Some(pod.uid.clone()),
