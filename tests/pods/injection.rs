@@ -68,7 +68,7 @@ pub fn recreated(name: &str, mut template: Value) -> Value {
 }
 
 /// A Job that is done with one Pod of it.
-pub fn job(name: &str, template: Value) -> Value {
+pub fn job(name: &str, template: &Value) -> Value {
     json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template},
     })
@@ -149,7 +149,7 @@ async fn templates_of_jobs_and_deployments_are_enough_and_other_pods_are_left_al
     let before = team.said("deployment/importer", "main", token_in).await;
 
     let once = template("nightly", "nightly", WORKS_ONCE);
-    team.apply(&[job("nightly", once)]);
+    team.apply(&[job("nightly", &once)]);
     let of_the_job = ListParams::default().labels("app=nightly");
     let mut name = None;
     until("the Job has made its Pod", LONG, async || {

@@ -104,7 +104,7 @@ async fn after_a_loss_the_pods_of_a_deployment_and_of_a_job_begin_again_with_ano
     }
     team.apply(&[
         recreated("importer", template("importer")),
-        job("nightly", template("nightly")),
+        job("nightly", &template("nightly")),
     ]);
     for lock in ["importer", "nightly"] {
         let work = Work::of(&team, lock, "main").await;
@@ -145,7 +145,7 @@ async fn after_a_loss_an_init_container_begins_again_with_another_grant() {
 async fn after_a_loss_a_job_whose_sidecar_stays_makes_another_pod() {
     let team = Team::new().await;
     team.lock("nightly", MINUTE).await;
-    team.apply(&[job("nightly", on_loss(template("nightly"), "stay"))]);
+    team.apply(&[job("nightly", &on_loss(template("nightly"), "stay"))]);
     let work = Work::of(&team, "nightly", "main").await;
     work.is_revoked(&team).await;
     let first = work.pod.name_any();
