@@ -1,12 +1,14 @@
 //! The sidecar, injected: into which Pods, as what, and on which servers.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
 use leasehold::api::names;
-use serde::Deserialize as _;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-use super::policies_stage::Stage;
+use super::policies_stage::{Stage, merge};
 use super::render::{chart, helm, values_file};
 use super::run_bench::{BUSY, until};
 
@@ -178,232 +180,78 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     injecting.stage.bench.finish().await;
 }
 
-/// With this in place of what `/path` shows; what is not there yet is made.
-fn with(mut spec: Value, changes: &[(&str, Value)]) -> Value {
-    for (path, value) in changes {
-        let (parent, key) = path.rsplit_once('/').expect("a path");
-        spec.pointer_mut(parent).expect("a parent")[key] = value.clone();
-    }
-    spec
+/// A row of the table beside this file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asking {
+    #[serde(default)]
+    notes: BTreeMap<String, String>,
+    #[serde(default)]
+    spec: Map<String, Value>,
+    #[serde(default)]
+    container: Map<String, Value>,
+    probe: Option<Map<String, Value>>,
+    says: Option<String>,
 }
 
-/// The one container's liveness probe, with the numbers of the one that is injected but for these.
-fn probed(numbers: &Value) -> Value {
-    let mut probe = json!({
+impl Asking {
+    fn notes(&self) -> Value {
+        let mut notes = asks();
+        for (name, value) in &self.notes {
+            notes[format!("leasehold.dev/{name}")] = json!(value);
+        }
+        notes
+    }
+
+    fn spec(&self) -> Value {
+        let mut spec = plain();
+        merge(&mut spec, &json!(self.spec));
+        merge(&mut spec["containers"][0], &json!(self.container));
+        if let Some(probe) = &self.probe {
+            let main = &mut spec["containers"][0]["livenessProbe"];
+            *main = asks_the_sidecar();
+            merge(main, &json!(probe));
+        }
+        spec
+    }
+}
+
+/// The liveness probe that is injected.
+fn asks_the_sidecar() -> Value {
+    json!({
         "httpGet": {"path": "/heldz", "port": 7118},
         "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 2, "terminationGracePeriodSeconds": 4,
-    });
-    for (key, value) in numbers.as_object().expect("numbers") {
-        probe[key] = value.clone();
-    }
-    with(plain(), &[("/containers/0/livenessProbe", probe)])
-}
-
-/// What runs once.
-fn once(spec: Value) -> Value {
-    let never = ("/restartPolicy", json!("Never"));
-    with(spec, &[never, ("/terminationGracePeriodSeconds", json!(4))])
-}
-
-/// In which the sidecar ends the app.
-fn shared(spec: Value) -> Value {
-    let user = ("/securityContext", json!({"runAsUser": 4711}));
-    with(spec, &[("/shareProcessNamespace", json!(true)), user])
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_whose_app_would_run_without_the_lock_is_refused() {
     let injecting = Injecting::new().await;
-    let exit = asks();
-    let [stay, delete] = ["stay", "delete-pod"].map(on_loss);
-    let failing = ("/restartPolicy", json!("OnFailure"));
-    let restarts = ("/containers/0/restartPolicy", json!("Always"));
-    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [143]}}]);
-    let ruled = with(
-        once(plain()),
-        &[
-            ("/containers/0/restartPolicy", json!("Never")),
-            ("/containers/0/restartPolicyRules", rules),
-        ],
-    );
-    let init = json!([{"name": "first", "image": "none"}]);
-    let prepares = with(once(plain()), &[("/initContainers", init.clone())]);
-    let meshed = json!([{"name": "main", "image": "none"}, {
-        "name": "proxy", "image": "none", "livenessProbe": {"httpGet": {"path": "/live", "port": 4191}},
-    }]);
-    let meshed = with(plain(), &[("/containers", meshed)]);
-    let mut outlived = exit.clone();
-    outlived[names::ANNOTATION_MAY_OUTLIVE] = json!(" proxy, ");
+    let table = include_str!("policies_injection.yaml");
+    let table: Vec<Asking> = serde_norway::from_str(table).expect("the table");
     let mut wrong = vec![];
-    let mut misnamed = exit.clone();
-    misnamed[names::ANNOTATION_MAY_OUTLIVE] = json!("envoy");
-    // As many containers as are injected into, with much to look at in each.
-    let many = probed(&json!({}))["containers"][0].clone();
-    let many: Vec<_> = (0..16)
-        .map(|n| with(many.clone(), &[("/name", json!(format!("main-{n}")))]))
-        .collect();
-    let firsts: Vec<_> = (0..16)
-        .map(|n| json!({"name": format!("first-{n}"), "image": "none"}))
-        .collect();
-    let many = json!({"containers": many, "initContainers": firsts});
-    let mut outlived_by_many = exit.clone();
-    let others: Vec<_> = (1..16).map(|n| format!("main-{n}")).collect();
-    outlived_by_many[names::ANNOTATION_MAY_OUTLIVE] = json!(others.join(","));
-    let real = json!({"httpGet": null, "exec": {"command": ["/leasehold", "probe"]}});
-
-    for (notes, spec) in [
-        (&exit, &plain()),
-        (&exit, &with(plain(), std::slice::from_ref(&failing))),
-        (&exit, &once(plain())),
-        (&exit, &prepares),
-        (&exit, &probed(&json!({}))),
-        (&exit, &probed(&real)),
-        (
-            &exit,
-            &probed(&json!({"periodSeconds": 1, "failureThreshold": 4})),
-        ),
-        (&outlived, &meshed),
-        (&outlived_by_many, &many),
-        (&stay, &once(plain())),
-        (
-            &stay,
-            &once(probed(&json!({"terminationGracePeriodSeconds": null}))),
-        ),
-        (
-            &stay,
-            &with(
-                plain(),
-                &[
-                    ("/terminationGracePeriodSeconds", json!(4)),
-                    ("/containers/0/restartPolicy", json!("Never")),
-                ],
-            ),
-        ),
-        (&delete, &once(plain())),
-        (&stay, &shared(plain())),
-        (&delete, &shared(plain())),
-        (
-            &delete,
-            &shared(with(plain(), &[("/initContainers", init)])),
-        ),
-    ] {
-        let made = injecting.made(notes, spec).await;
-        wrong.extend(made.err().map(|said| format!("{said}: {notes} {spec}")));
-    }
-
-    let starts = "would start container main again without the lock";
-    let blind = "nothing would end container main while the sidecar is frozen";
-    let late = "would end container main too late";
-    let grace = "set that to 4 or less";
-    let exec = |command: &[&str]| probed(&json!({"httpGet": null, "exec": {"command": command}}));
-    let asks_at = |at: Value| probed(&json!({"httpGet": at}));
-    for (notes, spec, words) in [
-        (&stay, plain(), starts),
-        (&delete, plain(), starts),
-        (&stay, with(plain(), &[failing]), starts),
-        (&stay, with(once(plain()), &[restarts]), starts),
-        (&stay, ruled, starts),
-        (
-            &stay,
-            prepares.clone(),
-            "nothing would end init container first",
-        ),
-        (&delete, prepares, "nothing would end init container first"),
-        (
-            &delete,
-            shared(with(
-                plain(),
-                &[(
-                    "/initContainers",
-                    json!([{"name": "first", "image": "none", "securityContext": {"runAsUser": 1}}]),
-                )],
-            )),
-            "set securityContext.runAsUser",
-        ),
-        (&exit, exec(&["true"]), blind),
-        (&exit, exec(&["sh", "-c", "true", "probe"]), blind),
-        (
-            &exit,
-            asks_at(json!({"path": "/heldz", "port": 8080})),
-            blind,
-        ),
-        (
-            &exit,
-            asks_at(json!({"path": "/live", "port": 7118})),
-            blind,
-        ),
-        (
-            &exit,
-            asks_at(json!({"path": "/heldz", "port": 7118, "host": "10.0.0.10"})),
-            blind,
-        ),
-        (
-            &exit,
-            asks_at(json!({"path": "/heldz", "port": 7118, "scheme": "HTTPS"})),
-            blind,
-        ),
-        (&stay, once(exec(&["true"])), blind),
-        (&stay, shared(exec(&["true"])), blind),
-        (&exit, meshed, "nothing would end container proxy"),
-        (&misnamed, plain(), "must name containers of the Pod"),
-        (
-            &exit,
-            with(
-                plain(),
-                &[(
-                    "/containers/0/livenessProbe",
-                    json!({"httpGet": {"path": "/heldz", "port": 7118}}),
-                )],
-            ),
-            late,
-        ),
-        (&exit, probed(&json!({"periodSeconds": 3})), late),
-        (&exit, probed(&json!({"failureThreshold": 3})), late),
-        (&exit, probed(&json!({"initialDelaySeconds": 1})), late),
-        (
-            &exit,
-            probed(&json!({"terminationGracePeriodSeconds": 5})),
-            late,
-        ),
-        (
-            &exit,
-            probed(&json!({"terminationGracePeriodSeconds": null})),
-            late,
-        ),
-        (
-            &exit,
-            probed(&json!({"periodSeconds": 1, "timeoutSeconds": 2})),
-            late,
-        ),
-        (
-            &exit,
-            with(
-                plain(),
-                &[(
-                    "/containers/0/startupProbe",
-                    json!({"exec": {"command": ["true"]}}),
-                )],
-            ),
-            "holds back the liveness probe",
-        ),
-        (
-            &exit,
-            with(plain(), &[("/restartPolicy", json!("Never"))]),
-            grace,
-        ),
-        (
-            &stay,
-            with(plain(), &[("/restartPolicy", json!("Never"))]),
-            grace,
-        ),
-    ] {
-        match injecting.made(notes, &spec).await {
-            Ok(_) => wrong.push(format!("passes, not {words:?}: {notes} {spec}")),
-            Err(said) if said.contains(words) => {}
-            Err(said) => wrong.push(format!("{said}, not {words:?}: {notes} {spec}")),
+    for asking in &table {
+        let made = injecting.made(&asking.notes(), &asking.spec()).await;
+        match (made, &asking.says) {
+            (Ok(_), None) => {}
+            (Err(said), Some(words)) if said.contains(words) => {}
+            (Ok(_), Some(_)) => wrong.push(format!("passes: {asking:?}")),
+            (Err(said), _) => wrong.push(format!("{said}: {asking:?}")),
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+
+    // As many containers as are injected into, with much to look at in each.
+    let names: Vec<_> = (0..16).map(|n| format!("main-{n}")).collect();
+    let main = |name| json!({"name": name, "image": "none", "livenessProbe": asks_the_sidecar()});
+    let first = |n| json!({"name": format!("first-{n}"), "image": "none"});
+    let many = json!({
+        "containers": names.iter().map(main).collect::<Vec<_>>(),
+        "initContainers": (0..16).map(first).collect::<Vec<_>>(),
+    });
+    let mut notes = asks();
+    notes[names::ANNOTATION_MAY_OUTLIVE] = json!(names[1..].join(","));
+    injecting.made(&notes, &many).await.expect("it passes");
     injecting.stage.bench.finish().await;
 }
 

@@ -332,7 +332,7 @@ pub fn user_of(locks: &[&str], verbs: &[&str]) -> Value {
 }
 
 /// Puts `more` over `into`.
-fn merge(into: &mut Value, more: &Value) {
+pub fn merge(into: &mut Value, more: &Value) {
     match (into, more) {
         (Value::Object(into), Value::Object(more)) => {
             for (key, value) in more {
