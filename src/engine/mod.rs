@@ -11,7 +11,7 @@
 //! * [`queue`]: the order of claims, who comes after whom.
 //! * [`change`]: the records that may be written: take, renew, release, end, name, stamp (R1, R2, R9).
 //! * [`claimant`]: what somebody who wants the lock does next; [`moves`]: what it asks of its shell.
-//! * [`holder`]: what somebody who has it may still believe (R4).
+//! * [`holder`]: what somebody who has it may still believe (R4); [`terms`]: the times of a lease.
 //! * [`holds`]: what the operator does for claims whose hold it keeps.
 //! * [`operator`]: what the operator does next for one slot; [`turns`]: for the one queue of all slots.
 //!
@@ -27,12 +27,13 @@ pub mod operator;
 pub mod queue;
 pub mod record;
 pub mod standing;
+pub mod terms;
 pub mod token;
 pub mod turns;
 
 pub use change::{NextChange, Requester, Take, TakeRefused};
 pub use claimant::{Claimant, Served};
-pub use holder::{Held, LossReason, Terms, TermsError, hold_end};
+pub use holder::{Held, LossReason, hold_end};
 pub use holds::{ClaimEnd, ClaimState, HoldClaim, Holder, PodSight, SlotSight, Wish};
 pub use moves::{Answer, Move, Patience, Refusal, Waiting, Write};
 pub use operator::{Keeper, Loss, OperatorMove, OperatorWrite};
@@ -43,6 +44,7 @@ pub use record::{
 pub use standing::{
     LockView, Observation, OnHolderLost, Seen, SlotView, Standing, Unavailable, missing_floor,
 };
+pub use terms::{Terms, TermsError};
 pub use token::TokenChoice;
 pub use turns::Turns;
 

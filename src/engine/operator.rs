@@ -12,13 +12,13 @@ use std::time::Duration;
 pub use self::moves::{Loss, OperatorMove, OperatorWrite};
 pub(super) use self::moves::{wait, write};
 use super::change;
-use super::holder::Terms;
 use super::holds::{Holder, LOOK_AGAIN, SlotSight};
 use super::record::{EndKind, GrantId, Hold, LeaseRecord};
 use super::standing::{
     LockView, Observation, OnHolderLost, Seen, Standing, Unavailable, availability, lost_at,
     standing, stored_duration,
 };
+use super::terms::Terms;
 use super::token::next_token;
 use super::{Moment, WallMicros};
 
