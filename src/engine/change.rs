@@ -72,7 +72,7 @@ pub enum TakeRefused {
     NoTokenLeft,
 }
 
-/// The grant that replaces `lease`, which stands as `standing` says.
+/// The grant that replaces `lease`, which stands as `standing` says. `next` counts for slot 0 only.
 pub fn take(
     lock: &LockView,
     lease: &LeaseRecord,
@@ -117,8 +117,11 @@ pub fn take(
     record.spec.renew_time = Some(now);
     record.grant = GrantNote::V1(grant.clone());
     record.holder_note.clone_from(&who.note);
-    if let NextChange::Set(next) = next {
-        record.next = next;
+    match next {
+        // The queue stands on slot 0's Lease. What stands on another settled a take, and is of no more use.
+        _ if lock.number > 0 => record.next = None,
+        NextChange::Set(next) => record.next = next,
+        NextChange::Keep => {}
     }
     Ok(Take {
         record,

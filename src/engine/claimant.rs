@@ -1,8 +1,8 @@
 //! What somebody who wants a lock does next, from the first read to the grant, or to having left the queue.
 //!
 //! A [`Claimant`] is fed with what its shell read and which answers its writes got, and says at any moment what to do:
-//! [`Claimant::decide`]. It keeps the two promises that are easy to break: a write that was sent and not answered is
-//! settled before anything else (R9), and a lock that is named for another is not taken.
+//! [`Claimant::decide`]. It keeps the two promises that are easy to break: a take that was sent and not answered is
+//! settled before anything else is written (R9), and a lock that is named for another is not taken.
 //!
 //! A lock of several slots has one queue and one `next`, on slot 0's Lease. Who is named watches all slots and takes
 //! whichever it can have; everybody else watches slot 0 only, and looks at the others before passing over
@@ -145,9 +145,11 @@ impl Claimant {
     /// a take is open.
     #[must_use]
     pub fn watched(&self) -> std::ops::Range<u32> {
-        let named = self.claim.is_some()
-            && self.lease(0).and_then(|lease| lease.next.as_ref()) == self.claim.as_ref();
-        let wanted = if named { self.slot_count() } else { 1 };
+        let wanted = if self.is_named() {
+            self.slot_count()
+        } else {
+            1
+        };
         let open = self.pending.as_ref().map_or(0, |(slot, _)| slot + 1);
         0..wanted.max(open)
     }
@@ -206,7 +208,7 @@ impl Claimant {
     /// It is time to look at the slots that are not watched: whoever is named may be dead, though slot 0 does not show
     /// it. Of use only to somebody who waits for a lock of several slots.
     pub fn look_around(&mut self, now: Moment) {
-        if self.slot_count() > 1 && self.claim.is_some() && self.watched().len() == 1 {
+        if self.slot_count() > 1 && self.claim.is_some() && !self.is_named() {
             self.forget_others();
             self.looking = Some(now);
         }
@@ -275,14 +277,10 @@ impl Claimant {
 
     /// The write is about to be sent.
     pub fn sending(&mut self, write: &Write) {
-        if let Write::Take { slot, take } = write
-            && self
-                .pending
-                .as_ref()
-                .is_none_or(|(of, pending)| (of, pending) != (slot, take))
-        {
-            self.pending = Some((*slot, take.clone()));
-            self.may_land = false;
+        if let Write::Take { slot, take } = write {
+            let open = self.pending.replace((*slot, take.clone()));
+            // The attempt before this one was not answered, or it would not be open.
+            self.may_land = open == self.pending;
         }
     }
 
@@ -316,16 +314,22 @@ impl Claimant {
                 sight.remembered = sight.remembered.max(token);
                 Some(held)
             }
-            (Write::Name(_) | Write::PassOver(_), Answer::Applied(record)) => {
-                if self.claim.is_some() && record.next == self.claim {
+            (
+                Write::Name(_) | Write::PassOver(_) | Write::Settle { .. },
+                Answer::Applied(record),
+            ) => {
+                if !matches!(write, Write::Settle { .. })
+                    && self.claim.is_some()
+                    && record.next == self.claim
+                {
                     self.went_before = self.lease(0).and_then(|lease| lease.next.clone());
                 }
                 // A guarded write of its own that changed annotations only: nothing was missed in between.
-                self.lease_seen(0, Some(record), Seen::Watched, now);
+                self.lease_seen(slot, Some(record), Seen::Watched, now);
                 None
             }
             (_, Answer::Refused) => {
-                if !self.may_land {
+                if matches!(write, Write::Take { .. }) && !self.may_land {
                     self.pending = None;
                 }
                 self.read_again(slot);
@@ -370,12 +374,23 @@ impl Claimant {
         if queue.must_read || matches!(queue.lease, Known::Unread) {
             return Move::ReadLease(0);
         }
-        if let Some(settling) = self.settle(lock_is_new, now, wall) {
+        if let Some(settling) = self.settle(wall) {
             return settling;
         }
-        if self.stopping {
-            return self.leave();
+        let open = self.pending.is_some();
+        let wanted = if self.stopping && !open {
+            self.leave()
+        } else {
+            self.seek_lock(lock_is_new, now, wall)
+        };
+        if open {
+            self.settle_before(wanted, lock_is_new)
+        } else {
+            wanted
         }
+    }
+
+    fn seek_lock(&mut self, lock_is_new: bool, now: Moment, wall: WallMicros) -> Move {
         match &self.lock {
             Known::Unread => return Move::ReadLock,
             Known::Absent => return Move::Refuse(Refusal::NoLock),
@@ -385,6 +400,12 @@ impl Claimant {
             },
         }
         self.seek(lock_is_new, now, wall)
+    }
+
+    /// Whether it is its turn.
+    fn is_named(&self) -> bool {
+        self.claim.is_some()
+            && self.lease(0).and_then(|lease| lease.next.as_ref()) == self.claim.as_ref()
     }
 
     fn slot_count(&self) -> u32 {

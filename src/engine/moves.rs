@@ -68,6 +68,14 @@ pub enum Write {
         /// The record to put in place.
         record: LeaseRecord,
     },
+    /// Changes a Lease by its annotation `next` alone, so that a take of it that was not answered, and may not be sent
+    /// again, can't be applied any more. What it says counts on slot 0's Lease only.
+    Settle {
+        /// The slot.
+        slot: u32,
+        /// The record to put in place.
+        record: LeaseRecord,
+    },
     /// Says whose turn it is, on slot 0's Lease.
     Name(LeaseRecord),
     /// Says whose turn it is, over one that did not take its own, on slot 0's Lease.
@@ -80,7 +88,10 @@ impl Write {
     pub fn record(&self) -> &LeaseRecord {
         match self {
             Write::Take { take, .. } => &take.record,
-            Write::Confirm { record, .. } | Write::Name(record) | Write::PassOver(record) => record,
+            Write::Confirm { record, .. }
+            | Write::Settle { record, .. }
+            | Write::Name(record)
+            | Write::PassOver(record) => record,
         }
     }
 
@@ -88,7 +99,9 @@ impl Write {
     #[must_use]
     pub fn slot(&self) -> u32 {
         match self {
-            Write::Take { slot, .. } | Write::Confirm { slot, .. } => *slot,
+            Write::Take { slot, .. } | Write::Confirm { slot, .. } | Write::Settle { slot, .. } => {
+                *slot
+            }
             Write::Name(_) | Write::PassOver(_) => 0,
         }
     }

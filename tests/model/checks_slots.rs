@@ -3,7 +3,7 @@
 use leasehold::engine::{Patience, QueueOrder};
 
 use super::checks::{budget, holds, long};
-use super::world::Setup;
+use super::world::{Action, Budget, Do, Fate, Setup};
 
 /// A lock of two slots, of which somebody outside the model holds the first: everybody comes by the second.
 fn second() -> Setup {
@@ -164,6 +164,114 @@ fn the_lease_of_either_slot_is_deleted() {
             ..both()
         },
     );
+}
+
+/// A client takes what it can have.
+fn takes(number: usize) -> [Action; 2] {
+    [
+        Action::Client(number, Do::Step),
+        Action::Client(number, Do::Land(Fate::Answered)),
+    ]
+}
+
+/// Both slots are held, the first one for longer than the second, whose holder has died. One more waits.
+fn second_silent(edit: impl FnOnce(&mut Budget)) -> Setup {
+    let mut prefix = takes(0).to_vec();
+    prefix.push(Action::Start(1));
+    prefix.extend(takes(1));
+    prefix.extend([Action::Crash(1), Action::Start(2)]);
+    let budget = budget(|b| {
+        b.crashes = 1;
+        b.renewals = 2;
+        edit(b);
+    });
+    Setup {
+        clients: vec![Patience::Wait; 3],
+        horizon: 2,
+        budget,
+        prefix,
+        ..both()
+    }
+}
+
+/// Its take of the second slot is not answered, then Hold forbids to send it again: the first slot is as good, once it
+/// is free, and it holds one of them only.
+#[test]
+fn hold_is_new_while_a_take_of_the_other_slot_is_open() {
+    holds(
+        "both, new hold, late",
+        second_silent(|b| {
+            b.new_holds = 1;
+            b.late_writes = 1;
+        }),
+    );
+}
+
+#[test]
+fn a_slot_is_given_up_while_a_take_of_it_is_open() {
+    holds(
+        "both, fewer, late",
+        second_silent(|b| {
+            b.lower_limits = 1;
+            b.late_writes = 1;
+        }),
+    );
+}
+
+/// The first slot goes to another meanwhile, with a higher token than that of the take.
+#[test]
+fn a_floor_is_raised_while_a_take_is_open() {
+    let budget = budget(|b| {
+        b.revocations = 1;
+        b.late_writes = 1;
+    });
+    let mut prefix = takes(0).to_vec();
+    prefix.extend([
+        Action::Start(1),
+        Action::Client(1, Do::Step),
+        Action::Client(1, Do::Land(Fate::GivenUp)),
+        Action::Release(0),
+    ]);
+    prefix.extend(takes(0));
+    prefix.push(Action::Start(2));
+    prefix.extend(takes(2));
+    holds(
+        "both, revoked, late",
+        Setup {
+            clients: vec![Patience::Wait; 3],
+            prefix,
+            horizon: 1,
+            budget,
+            ..both()
+        },
+    );
+}
+
+/// Who tries, too, settles what it sent before it leaves, and so does who stops.
+#[test]
+fn a_slot_is_given_up_while_a_take_of_one_who_leaves_is_open() {
+    let budget = budget(|b| {
+        b.lower_limits = 1;
+        b.late_writes = 1;
+        b.stops = 1;
+    });
+    let mut prefix = takes(0).to_vec();
+    prefix.push(Action::Start(1));
+    for (name, patience) in [
+        ("both, fewer, try", Patience::Try),
+        ("both, fewer, stop", Patience::Wait),
+    ] {
+        holds(
+            name,
+            Setup {
+                clients: vec![Patience::Wait, patience],
+                prefix: prefix.clone(),
+                horizon: 1,
+                budget,
+                ..both()
+            },
+        );
+    }
 }
 
 #[test]

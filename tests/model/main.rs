@@ -28,6 +28,7 @@ mod mutations_slots;
 mod operating;
 mod operator;
 mod part;
+mod rest;
 mod seeking;
 mod server;
 mod setup;

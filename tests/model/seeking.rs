@@ -6,6 +6,9 @@ use super::client::{Air, Client, Phase, Sent, identity};
 use super::mutations::{self, Broken};
 use super::world::{Setup, Violation, World};
 
+/// Who decides so often without a write, or a rest, goes on for ever.
+pub(super) const MOST_READS: usize = 30;
+
 impl World {
     pub fn deliver_client(&mut self, setup: &Setup, number: usize) {
         if self.clients[number].inbox.is_empty() {
@@ -72,31 +75,15 @@ impl World {
 
     pub(super) fn step_seeker(&mut self, setup: &Setup, client: &mut Client) {
         let (now, wall) = (self.moment(), self.wall());
-        for _ in 0..30 {
-            match client.mind.decide(now, wall) {
-                Move::ReadLock => {
-                    // A broken shell answers with what it read first.
-                    let known = client.mind.lock(0).is_some();
-                    if known && setup.broken == Some(Broken::KeepsTheLock) {
-                        let views = (0..).map_while(|slot| client.mind.lock(slot).cloned());
-                        let views = views.collect();
-                        client.mind.lock_read(Some(views), now);
-                    } else {
-                        self.show_lock(setup, client);
-                    }
+        for _ in 0..MOST_READS {
+            let step = client.mind.decide(now, wall);
+            if self.read(setup, client, &step) {
+                if setup.fine {
+                    return;
                 }
-                Move::ReadLease(slot) => {
-                    let lease = self.server.shared(slot);
-                    let seen = mutations::lease(setup.broken, lease.as_deref());
-                    client.mind.lease_seen(slot, seen, Seen::Read, now);
-                    client.read_at = self.now;
-                    client.prune(slot, lease.as_deref());
-                }
-                Move::ReadClaim(claim) => {
-                    let counts = self.server.has_claim(&claim);
-                    client.mind.claim_read(&claim, counts);
-                }
-                Move::ListClaims => client.mind.claims_listed(self.server.listed()),
+                continue;
+            }
+            match step {
                 Move::MakeClaim => {
                     let claim = self.server.make_claim(client.number, client.priority);
                     let identity = identity(client.number, &claim.uid);
@@ -136,12 +123,45 @@ impl World {
                     client.inbox.clear();
                     return;
                 }
+                _ => unreachable!("a read: {step:?}"),
             }
             if setup.fine {
                 return;
             }
         }
-        panic!("a claimant reads for ever: {client:?}");
+        self.violation = Some(Violation::Restless);
+    }
+
+    /// Answers a read as things are; `false` if `step` is none.
+    pub(super) fn read(&self, setup: &Setup, client: &mut Client, step: &Move) -> bool {
+        let now = self.moment();
+        match step {
+            Move::ReadLock => {
+                // A broken shell answers with what it read first.
+                let known = client.mind.lock(0).is_some();
+                if known && setup.broken == Some(Broken::KeepsTheLock) {
+                    let views = (0..).map_while(|slot| client.mind.lock(slot).cloned());
+                    let views = views.collect();
+                    client.mind.lock_read(Some(views), now);
+                } else {
+                    self.show_lock(setup, client);
+                }
+            }
+            Move::ReadLease(slot) => {
+                let lease = self.server.shared(*slot);
+                let seen = mutations::lease(setup.broken, lease.as_deref());
+                client.mind.lease_seen(*slot, seen, Seen::Read, now);
+                client.read_at = self.now;
+                client.prune(*slot, lease.as_deref());
+            }
+            Move::ReadClaim(claim) => {
+                let counts = self.server.has_claim(claim);
+                client.mind.claim_read(claim, counts);
+            }
+            Move::ListClaims => client.mind.claims_listed(self.server.listed()),
+            _ => return false,
+        }
+        true
     }
 
     fn send(&self, client: &mut Client, write: Write) {
@@ -161,8 +181,8 @@ impl World {
         client.mind.lock_read(views, self.moment());
     }
 
-    /// A take: a silent holder is replaced only by who has just looked whether that is wanted, by a take that is sent
-    /// again too; and a slot of which the lock says that it is one too many is not taken anew.
+    /// A take, the first one and every one that is sent again: a silent holder is replaced only by who has just looked
+    /// whether that is wanted; and a slot of which the lock says that it is one too many is not taken.
     fn judge(&mut self, setup: &Setup, client: &Client, write: &Write) {
         let Write::Take { slot, take } = write else {
             return;
@@ -173,9 +193,10 @@ impl World {
         if silent && lock.on_holder_lost == OnHolderLost::Hold {
             self.violation = Some(Violation::HoldBroken);
         }
-        // Sent again: the first one may be older than a change of the lock.
-        if client.mind.is_unsettled() {
-            return;
+        // The first one may be older than a rise of the floor; the token of one that is sent again was chosen before.
+        let floor = lock.min_token.unwrap_or(0);
+        if client.mind.is_unsettled() && take.grant.token.get() < floor && !setup.fine {
+            self.violation = Some(Violation::BelowTheFloor);
         }
         // With reads in between others may have lowered the limit.
         if lock.is_surplus() && !setup.fine {

@@ -15,6 +15,7 @@ use super::kept::Kept;
 use super::mutations::Broken;
 use super::operator::Operator;
 use super::part::Part;
+use super::rest;
 use super::server::Server;
 pub use super::setup::{Budget, Setup};
 
@@ -47,6 +48,10 @@ pub enum Violation {
     EndedEarly,
     /// A holder that keeps to `maxHoldSeconds` was ended by the operator while it believed.
     CutShort,
+    /// A take was sent again though its token had come to be below the floor.
+    BelowTheFloor,
+    /// A claimant that goes on reading and deciding, without a write and without a rest.
+    Restless,
 }
 
 /// A write whose sender has given up on it.
@@ -392,6 +397,11 @@ impl Model for Play {
                 "who keeps to maxHoldSeconds is not cut short",
                 |_, world: &World| world.violation != Some(Violation::CutShort),
             ),
+            Property::always(
+                "no take below the floor is sent again",
+                |_, world: &World| world.violation != Some(Violation::BelowTheFloor),
+            ),
+            Property::always("every claimant comes to rest", rest::everyone_rests),
             Property::sometimes("somebody is served", |_, world: &World| {
                 let mut clients = world.clients.iter();
                 let mut kept = world.server.kept.iter();

@@ -283,18 +283,18 @@ async fn a_withdrawal_from_the_queue_does_not_take_a_lease_duration() {
     bench.finish().await;
 }
 
-/// Somebody who waits for a lock of a silent holder, and whose take was sent and did not arrive; before it can look
-/// again, a person has set onHolderLost: Hold.
-async fn overtaken_by_hold(bench: &Bench, proxy: &Proxy, lock: &str, asked: Acquire) -> Acquiring {
-    bench.opened(lock, 3).await;
+/// Somebody who waits for a lock of a silent holder, which has this Lease, and whose take was sent and did not arrive;
+/// before it can look again, a person has set onHolderLost: Hold.
+async fn overtaken_by_hold(bench: &Bench, proxy: &Proxy, lease: &str, asked: Acquire) -> Acquiring {
     let dead = json!({"spec": {"holderIdentity": "dead/9", "leaseDurationSeconds": 3}});
-    bench.edit_lease(lock, dead).await;
+    bench.edit_lease(lease, dead).await;
     // It names itself; then its take does not arrive.
     proxy.fault("update", "leases", 1, Fault::Pass);
     proxy.fault("update", "leases", 1, Fault::Hang);
     let waiter = asked.begin();
     until("its take is sent", BUSY, async || proxy.puts().len() == 2).await;
     proxy.always("get", "leases", Fault::Refuse(503));
+    let lock = lease.trim_end_matches(".1");
     bench.edit_lock(lock, json!({"onHolderLost": "Hold"})).await;
     proxy.heal();
     waiter
@@ -305,6 +305,7 @@ async fn overtaken_by_hold(bench: &Bench, proxy: &Proxy, lock: &str, asked: Acqu
 async fn a_take_of_a_silent_holder_is_not_sent_again_under_a_hold_that_was_set_meanwhile() {
     let bench = Bench::new().await;
     let proxy = Proxy::new(&bench).await;
+    bench.opened("kept", 3).await;
     let asked = proxy.locks().lock("kept").claimant("waiter");
     let mut waiter = overtaken_by_hold(&bench, &proxy, "kept", asked).await;
     let before = proxy.calls().len();
@@ -315,11 +316,11 @@ async fn a_take_of_a_silent_holder_is_not_sent_again_under_a_hold_that_was_set_m
     };
     tokio::select! {
         granted = waiter.outcome() => panic!("{granted:?}"),
-        // Once before it would send it again, then on the slow beat.
+        // Once before it would send it again, after which it settles it and names itself anew; then on the slow beat.
         () = until("it has looked at the lock twice", 2 * BUSY, async || looks() > 1) => {}
     }
     assert_eq!(bench.lease("kept").await.spec.holder, "dead/9");
-    assert_eq!(proxy.puts().len(), 2);
+    assert_eq!(proxy.puts().len(), 4);
     bench
         .edit_lock("kept", json!({"onHolderLost": "Release"}))
         .await;
@@ -329,11 +330,35 @@ async fn a_take_of_a_silent_holder_is_not_sent_again_under_a_hold_that_was_set_m
     bench.finish().await;
 }
 
+/// The same of the second slot: once the first one is free, it is as good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_that_must_not_be_sent_again_keeps_nobody_from_another_slot() {
+    let bench = Bench::new().await;
+    let proxy = Proxy::new(&bench).await;
+    bench.opened_slots("two", 3, 2).await;
+    let first = hold(&bench.library().await, "two", "first").await;
+    let asked = proxy.locks().lock("two").claimant("waiter");
+    let mut waiter = overtaken_by_hold(&bench, &proxy, "two.1", asked).await;
+    until("no attempt can be applied any more", BUSY, async || {
+        bench.lease("two.1").await.next.is_some()
+    })
+    .await;
+    first.release().await.unwrap();
+    let guard = within(BUSY, "it takes the first slot", waiter.outcome()).await;
+    let guard = guard.unwrap();
+    assert_eq!(guard.slot(), 0);
+    assert_eq!(bench.lease("two.1").await.spec.holder, "dead/9");
+    guard.release().await.unwrap();
+    proxy.assert_guarded();
+    bench.finish().await;
+}
+
 /// The same, and the wait is over: by leaving the queue it settles what it sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_leaves_with_a_take_open_that_must_not_be_sent_again_settles_it_by_leaving() {
     let bench = Bench::new().await;
     let proxy = Proxy::new(&bench).await;
+    bench.opened("left", 3).await;
     let asked = proxy.locks().lock("left").claimant("waiter");
     let asked = asked.wait(Duration::from_secs(12));
     let mut waiter = overtaken_by_hold(&bench, &proxy, "left", asked).await;

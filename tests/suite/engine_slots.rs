@@ -164,6 +164,8 @@ fn a_take_that_was_not_answered_is_settled_on_its_slot_before_another_is_tried()
     me.lease_seen(0, Some(named(free(0, 140), "me")), Seen::Watched, secs(2));
     assert_eq!(me.decide(secs(2), 0), Move::ReadLease(1));
     me.lease_seen(1, Some(free(1, 120)), Seen::Read, secs(2));
+    assert_eq!(me.decide(secs(2), 0), Move::ReadLock);
+    me.lock_read(Some(views(2)), secs(2));
     assert_eq!(me.decide(secs(2), 0), Move::Write(write), "the same again");
     // Another's write came first: it can't land any more.
     me.lease_seen(1, Some(held(1, 141, "b")), Seen::Read, secs(3));

@@ -381,6 +381,7 @@ impl Stage {
                     let kind = match &write {
                         Write::Take { .. } => "takes",
                         Write::Confirm { .. } => "confirms",
+                        Write::Settle { .. } => "settles",
                         Write::Name(_) => "names",
                         Write::PassOver(_) => "passes over",
                     };

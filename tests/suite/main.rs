@@ -32,6 +32,7 @@ mod docs_manifests;
 mod engine_duel;
 mod engine_keepers;
 mod engine_limits;
+mod engine_open_takes;
 mod engine_rules;
 mod engine_slots;
 mod engine_stage;

@@ -95,11 +95,6 @@ impl Claimant {
             Some(claim) => self.seek_in_queue(&claim, turn, open, unread, now),
         };
         match todo {
-            // One thing at a time: what is open comes first.
-            Todo::Take(..) if self.pending.is_some() => match self.patience {
-                Patience::Wait => self.wait_for_holders(now),
-                Patience::Try => Move::Refuse(Refusal::Busy),
-            },
             Todo::Take(open, next) => self.take(open, next, lock_is_new, wall),
             Todo::Other(other) => other,
         }
@@ -203,7 +198,7 @@ impl Claimant {
 
     /// k places behind, after k times two seconds, by a list made right before the write, and by a look at every slot.
     fn pass_over(&mut self, next: &ClaimRef, claim: &ClaimRef, now: Moment) -> Move {
-        let (Some(lease), Some(Takeable { since, .. })) = (self.lease(0), &self.takeable) else {
+        let Some(Takeable { since, .. }) = &self.takeable else {
             return Move::ReadLease(0);
         };
         let behind = self
@@ -221,8 +216,13 @@ impl Claimant {
         }
         if self.slot_count() > 1 && self.looking.is_none_or(|began| began < due) {
             self.look_around(now);
-            return Move::ReadLease(self.first_unread().unwrap_or(0));
+            if let Some(unread) = self.first_unread() {
+                return Move::ReadLease(unread);
+            }
         }
+        let Some(lease) = self.lease(0) else {
+            return Move::ReadLease(0);
+        };
         if !self.list_is_fresh(lease) {
             return Move::ListClaims;
         }
@@ -249,8 +249,6 @@ impl Claimant {
             remembered: sight.remembered,
             ..self.who.clone()
         };
-        // The queue stands on slot 0's Lease.
-        let next = if slot == 0 { next } else { NextChange::Keep };
         match change::take(lock, lease, standing, &who, next, wall) {
             Ok(take) => Move::Write(Write::Take { slot, take }),
             Err(change::TakeRefused::NoTokenLeft) => Move::Refuse(Refusal::NoTokenLeft),
@@ -297,9 +295,12 @@ impl Claimant {
         })
     }
 
+    /// The first one to be had; that of which a take is open before all others, as it may be its own already.
     fn first_open(&self, now: Moment) -> Option<Open> {
+        let pending = self.pending.as_ref().map(|(slot, _)| *slot);
         self.standings(now)
-            .find(|open| self.can_take(open.standing, now))
+            .filter(|open| self.can_take(open.standing, now))
+            .min_by_key(|open| (Some(open.slot) != pending, open.slot))
     }
 
     /// The first slot of which nothing is known at present.
