@@ -160,7 +160,7 @@ impl Stage {
 /// Its turn has come, the other slot's holder is silent, and its take of that is open.
 fn before_a_silent_holder() -> Stage {
     let mut silent = new_lease(110);
-    silent.spec.holder = "dead/9".to_owned();
+    "dead/9".clone_into(&mut silent.spec.holder);
     silent.spec.duration_seconds = Some(15);
     let mut stage = Stage::new(Patience::Wait, silent);
     let Write::Name(named) = stage.writes() else {
