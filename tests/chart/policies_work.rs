@@ -210,19 +210,6 @@ async fn slots_several_locks_and_priority_work_unhindered() {
         exits(waiter, 0).await;
     }
 
-    // A name that settled a take of another slot stays there, in nobody's way.
-    stage.bench.forget_journal();
-    let settled = json!({"metadata": {"annotations": {"leasehold.dev/next": "nobody/u-1"}}});
-    place.edit_lease("two.1", &settled).await;
-    let holders = [0, 1].map(|n: usize| run(&stage, "two", &pods[n]).works_on().start());
-    for pod in ["pod-1", "pod-2"] {
-        stage.bench.until_noted("start", pod, BUSY).await;
-    }
-    for holder in holders {
-        holder.signal(Signal::TERM);
-        exits(holder, 143).await;
-    }
-
     let both = run(&stage, "left", &pods[0])
         .option("--lock", "right")
         .command(&["true"])
