@@ -1,5 +1,9 @@
-//! How tools that judge by conditions read locks and claims: by the rules of kstatus (Flux), and by the health checks
-//! for Argo CD that `docs/gitops.md` tells people to paste.
+//! How tools that judge by conditions read locks and claims: by kstatus itself, the library that Flux uses, and by the
+//! health checks for Argo CD that `docs/gitops.md` tells people to paste.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{LazyLock, Mutex};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -28,29 +32,39 @@ enum Verdict {
     Terminating,
 }
 
-/// The published rules of kstatus for a kind that it does not know.
+/// The real kstatus: a program that answers each object with a line.
+struct Kstatus {
+    program: Child,
+    verdicts: BufReader<ChildStdout>,
+}
+
+/// It ends with this process, for then nobody writes to it any more.
+static KSTATUS: LazyLock<Mutex<Kstatus>> = LazyLock::new(|| {
+    let path = xtask::kstatus::ensure().expect("kstatus");
+    let mut program = Command::new(path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let verdicts = BufReader::new(program.stdout.take().expect("its output"));
+    Mutex::new(Kstatus { program, verdicts })
+});
+
+/// What kstatus, and so Flux, makes of an object.
 fn kstatus(object: &Value) -> Verdict {
-    let metadata = &object["metadata"];
-    if metadata["deletionTimestamp"].is_string() {
-        return Verdict::Terminating;
+    let mut said = String::new();
+    {
+        let mut kstatus = KSTATUS.lock().expect("it has not ended");
+        let objects = kstatus.program.stdin.as_mut().expect("its input");
+        writeln!(objects, "{object}").expect("it reads");
+        kstatus.verdicts.read_line(&mut said).expect("it answers");
     }
-    let observed = &object["status"]["observedGeneration"];
-    if metadata["generation"].is_i64() && observed.is_i64() && *observed != metadata["generation"] {
-        return Verdict::InProgress;
-    }
-    let none = vec![];
-    let conditions = object["status"]["conditions"].as_array().unwrap_or(&none);
-    for condition in conditions.iter().filter(|c| c["status"] == "True") {
-        match condition["type"].as_str() {
-            Some("Reconciling") => return Verdict::InProgress,
-            Some("Stalled") => return Verdict::Failed,
-            _ => {}
-        }
-    }
-    // Without this condition an object passes for done.
-    match conditions.iter().find(|c| c["type"] == "Ready") {
-        Some(ready) if ready["status"] != "True" => Verdict::InProgress,
-        _ => Verdict::Current,
+    match said.trim_end() {
+        "InProgress" => Verdict::InProgress,
+        "Failed" => Verdict::Failed,
+        "Current" => Verdict::Current,
+        "Terminating" => Verdict::Terminating,
+        said => panic!("{said}: {object:#}"),
     }
 }
 

@@ -275,6 +275,7 @@ fn every_dependency_has_its_reason() {
         "hack/controlplane",
         "hack/elector",
         "hack/helm",
+        "hack/kstatus",
         "hack/promql",
     ] {
         let manifest = format!("{module}/go.mod");

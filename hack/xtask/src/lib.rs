@@ -2,7 +2,7 @@
 //!
 //! - [`controlplane`] builds etcd, kube-apiserver, kube-controller-manager and kubectl from Go modules, once.
 //! - [`cluster`] starts them, each cluster with certificates and ports of its own.
-//! - [`helm`], [`elector`] and [`promql`] build a program each from a Go module of their own.
+//! - [`helm`], [`elector`], [`kstatus`] and [`promql`] build a program each from a Go module of their own.
 //! - [`node`] adds a real node to a cluster, and [`node::image`] builds the product's image.
 //! - [`postgres`] starts a private `PostgreSQL` from the system's packages.
 //!
@@ -19,6 +19,7 @@ pub mod folder;
 pub mod gobuild;
 pub mod golang;
 pub mod helm;
+pub mod kstatus;
 pub mod node;
 pub mod pki;
 pub mod ports;

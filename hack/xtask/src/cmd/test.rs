@@ -42,6 +42,7 @@ pub(crate) fn run_tests(long: bool, rest: &[OsString], count: bool) -> Result<Ou
     postgres::ensure_installed()?;
     xtask::controlplane::Programs::ensure()?;
     xtask::helm::ensure()?;
+    xtask::kstatus::ensure()?;
     if rest.is_empty() {
         // Here people see why it takes minutes; within the tests of the node nobody would.
         image::program()?;
