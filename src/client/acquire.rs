@@ -389,8 +389,13 @@ impl Seeker {
     }
 
     fn call_limit(&self) -> Duration {
-        let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
-        let left = end.map_or(CALL_LIMIT, |end| end.saturating_sub(self.mono()));
+        let left = |end: Moment| end.saturating_sub(self.mono());
+        let left = match (&self.ending, self.wait_until) {
+            // A call that hangs leaves time for it to be made again.
+            (Some((_, by)), _) => left(*by) / 3,
+            (None, Some(end)) => left(end),
+            (None, None) => CALL_LIMIT,
+        };
         left.clamp(Duration::from_secs(1), CALL_LIMIT)
     }
 

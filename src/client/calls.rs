@@ -8,6 +8,13 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// How long a watch lasts before it is made anew: a dead connection is noticed by then.
 pub(crate) const WATCH_SECONDS: u32 = 25;
 
+/// How long the `attempt`th try, from 0, of a call takes at most that may be repeated at will: one that hangs does not
+/// keep the next from being made soon, and a slow server has its time in the end.
+pub(crate) fn try_limit(attempt: u32) -> Duration {
+    let limit = Duration::from_millis(1500).saturating_mul(2_u32.saturating_pow(attempt));
+    limit.min(CALL_LIMIT)
+}
+
 /// A client with retries of its own would turn "applied, not answered" into a plain conflict, and one without a
 /// read time-out would hang for good on a server that accepts and never answers.
 pub(crate) fn make_strict(config: &mut kube::Config) {

@@ -11,7 +11,7 @@ use futures::stream::FuturesUnordered;
 use super::Released;
 use super::calls::make_strict;
 use crate::clock::{BootInstant, Clock};
-use crate::engine::{EndKind, Held, LockView, LossReason, Moment};
+use crate::engine::{EndKind, Held, LeaseRecord, LockView, LossReason, Moment};
 use crate::lease::{FoundLease, LeaseStore, Put, StoreError};
 
 /// A moment of the clock that runs through a suspend, as the rules take it.
@@ -123,8 +123,7 @@ impl Renewer {
         boot_moment(self.clock.boot())
     }
 
-    /// Sends one renewal, bounded by the renew deadline. Without an answer after a third of the time left it is sent
-    /// once more, on a new connection: only one of the two can win, and a dead connection costs no lock.
+    /// Sends one renewal, bounded by the renew deadline.
     ///
     /// `sending` is called right before, with the deadlines as they are from then on: a shorter duration moves them
     /// down whatever the answer.
@@ -146,9 +145,37 @@ impl Renewer {
         if left.is_zero() {
             return Round::Lost(held.reason_at_deadline(None));
         }
+        let (sent, put) = self.put(&record, left).await;
+        match put {
+            Put::Applied(found) => {
+                if held.renewed(&found.record, sent) {
+                    self.made_room = makes_room;
+                    self.found = *found;
+                    return Round::Renewed;
+                }
+                self.reread(held, lock, None).await
+            }
+            Put::Forbidden(error) => {
+                self.reread(held, lock, Some((LossReason::Forbidden, error)))
+                    .await
+            }
+            Put::Refused(error) => {
+                self.reread(held, lock, Some((LossReason::Unreachable, error)))
+                    .await
+            }
+            Put::Conflict | Put::Gone => self.reread(held, lock, None).await,
+            Put::Unknown(error) => Round::Failed(LossReason::Unreachable, error),
+        }
+    }
+
+    /// Sends one write, which has so much time left. Without an answer after a third of it, it is sent once more, on a new
+    /// connection: only one of the two can win, and a dead connection costs no lock, nor a release. With the answer: when
+    /// what was answered was sent.
+    async fn put(&mut self, record: &LeaseRecord, left: Duration) -> (Moment, Put) {
+        let began = self.now();
         let mut attempts = FuturesUnordered::new();
         let attempt = |store: LeaseStore, left: Duration| {
-            let (name, found, record, clock) = (&self.name, &self.found, &record, &self.clock);
+            let (name, found, clock) = (&self.name, &self.found, &self.clock);
             async move {
                 let sent = boot_moment(clock.boot());
                 (sent, store.put(name, found, record, left).await)
@@ -169,10 +196,10 @@ impl Renewer {
                 },
                 () = &mut hedge, if !hedged => {
                     hedged = true;
-                    let left = held.renew_deadline().saturating_sub(self.now());
+                    let end = began.saturating_add(left);
                     spare = self.spare();
                     if let Some((_, store)) = spare.clone() {
-                        attempts.push(attempt(store, left));
+                        attempts.push(attempt(store, end.saturating_sub(self.now())));
                     }
                 }
             }
@@ -182,30 +209,10 @@ impl Renewer {
         if let Some(spare) = spare.or_else(|| unknown.is_some().then(|| self.spare()).flatten()) {
             self.change_to(spare);
         }
-        match answered {
-            Some((sent, Put::Applied(found))) => {
-                if held.renewed(&found.record, sent) {
-                    self.made_room = makes_room;
-                    self.found = *found;
-                    return Round::Renewed;
-                }
-                self.reread(held, lock, None).await
-            }
-            Some((_, Put::Forbidden(error))) => {
-                self.reread(held, lock, Some((LossReason::Forbidden, error)))
-                    .await
-            }
-            Some((_, Put::Refused(error))) => {
-                self.reread(held, lock, Some((LossReason::Unreachable, error)))
-                    .await
-            }
-            Some((_, Put::Conflict | Put::Gone)) => self.reread(held, lock, None).await,
-            Some((_, Put::Unknown(error))) => Round::Failed(LossReason::Unreachable, error),
-            None => Round::Failed(
-                LossReason::Unreachable,
-                unknown.unwrap_or_else(|| StoreError::timed_out(self.access(), left)),
-            ),
-        }
+        answered.unwrap_or_else(|| {
+            let error = unknown.unwrap_or_else(|| StoreError::timed_out(self.access(), left));
+            (began, Put::Unknown(error))
+        })
     }
 
     /// Reads the Lease: is the grant still ours? Moves no deadline. `cause` is why a write was refused, if it was: then
@@ -262,11 +269,7 @@ impl Renewer {
             }
             let record = held.release(reason, self.clock.wall().as_microsecond());
             let limit = left.min(Duration::from_secs(5));
-            match self
-                .store
-                .put(&self.name, &self.found, &record, limit)
-                .await
-            {
+            match self.put(&record, limit).await.1 {
                 Put::Applied(found) if found.record.resource_version != record.resource_version => {
                     return Ok(Released::Confirmed);
                 }

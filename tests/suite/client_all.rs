@@ -1,7 +1,9 @@
 //! Several locks at once, in the library: all or none, in one order.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
+use futures::future::join_all;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use leasehold::client::{
@@ -12,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::proxy::{Call, Fault, Proxy};
-use super::run_bench::{BUSY, Bench, hold, long, until};
+use super::run_bench::{BUSY, Bench, long, until};
 use super::server::within;
 
 fn asked(proxy: &Proxy, locks: &[&str]) -> AcquireAll {
@@ -284,77 +286,129 @@ async fn a_lock_lost_while_waiting_with_no_time_left_leaves_nothing() {
     bench.finish().await;
 }
 
-/// Whichever call is delayed, refused, lost or not answered: either both locks are held, or neither is, and nobody
-/// waits.
+/// Whichever call is refused, lost or not answered: either both locks are held, or neither is, and nobody waits. The calls
+/// of the release are among them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_at_any_call_leaves_all_or_none() {
-    let bench = Bench::new().await;
-    let locks = ["a", "b"];
-    for lock in locks {
-        bench.opened(lock, 2).await;
-    }
-    let faults = [
+    let mut faults = vec![
         Fault::CommitThenDrop,
         Fault::Refuse(503),
         Fault::Refuse(403),
         Fault::CommitThen(504),
         Fault::Hang,
     ];
-    let busy = bench.library().await;
-    // Every fault at every call, or the next one at each.
-    let shifts = if long() { faults.len() } else { 1 };
-    for (shift, waits) in (0..shifts).flat_map(|shift| [(shift, false), (shift, true)]) {
-        let mut index = 0;
-        loop {
-            let fault = faults[(index + shift) % faults.len()].clone();
-            let when = format!("with {fault:?} at call {index}, waiting: {waits}");
-            let holder = if waits {
-                Some(hold(&busy, "b", "holder").await)
-            } else {
-                None
-            };
-            let proxy = Proxy::new(&bench).await;
-            proxy.fault("*", "*", index, Fault::Pass);
-            proxy.fault("*", "*", 1, fault);
-            let mut asking = asked(&proxy, &locks).wait(Duration::from_secs(6)).begin();
-            let releasing = async {
-                if let Some(holder) = holder {
-                    bench.until_waiting(1).await;
-                    holder.release().await.unwrap();
-                }
-                std::future::pending::<()>().await;
-            };
-            let outcome = tokio::select! {
-                outcome = within(BUSY * 2, &when, asking.outcome()) => outcome,
-                () = releasing => unreachable!(),
-            };
-            let calls = proxy.calls().len();
-            let had = outcome.is_ok();
-            match outcome {
-                Ok(guards) => {
-                    // What is left of the fault is not for the release.
-                    proxy.heal();
-                    for guard in guards.iter() {
-                        let record = bench.lease(guard.lock()).await;
-                        assert_eq!(record.spec.holder, guard.identity(), "{when}");
-                        assert_eq!(record.current_token(), Some(guard.token()), "{when}");
-                    }
-                    for one in guards.release().await {
-                        one.outcome.unwrap();
-                    }
-                }
-                Err(error) => eprintln!("{when}: {error}"),
-            }
-            nothing_is_left(&bench, &locks, BUSY, &when).await;
-            proxy.assert_guarded_if_written();
-            if calls <= index {
-                assert!(had && index > 5, "without a fault they are had: {when}");
-                break;
-            }
-            index += 1;
+    if long() {
+        let delay = Duration::from_millis(700);
+        faults.extend([Fault::DelayRequest(delay), Fault::DelayAnswer(delay)]);
+    }
+    let bench = two_locks().await;
+    let mut cases = Vec::new();
+    for waits in [false, true] {
+        let calls = two_locks_with(&bench, None, waits).await;
+        for index in 0..calls {
+            let each = faults.iter().map(|fault| (index, fault.clone(), waits));
+            cases.extend(each);
         }
     }
     bench.finish().await;
+    // Most of them wait most of the time.
+    let cases = Mutex::new(cases.into_iter());
+    let lanes = (0..16).map(async |_| {
+        let bench = two_locks().await;
+        loop {
+            let case = cases.lock().unwrap().next();
+            let Some((index, fault, waits)) = case else {
+                break;
+            };
+            Box::pin(two_locks_with(&bench, Some((index, fault)), waits)).await;
+        }
+        bench.finish().await;
+    });
+    join_all(lanes).await;
+}
+
+/// Free locks `a` and `b`, of so many seconds that a busy machine loses none.
+async fn two_locks() -> Bench {
+    let bench = Bench::new().await;
+    for lock in ["a", "b"] {
+        bench.opened(lock, 15).await;
+    }
+    bench
+}
+
+/// Two locks are asked for and given back, the later one after a wait if `waits`, while one of the calls meets a fault:
+/// how many calls there were.
+async fn two_locks_with(bench: &Bench, fault: Option<(usize, Fault)>, waits: bool) -> usize {
+    let locks = ["a", "b"];
+    let when = format!("with {fault:?}, waiting: {waits}");
+    let holder = if waits {
+        Some(bench.hold("b", "holder").await)
+    } else {
+        None
+    };
+    let proxy = Proxy::new(bench).await;
+    let is_well = fault.is_none();
+    if let Some((index, fault)) = fault {
+        proxy.fault("*", "*", index, Fault::Pass);
+        proxy.fault("*", "*", 1, fault);
+    }
+    let wait = if is_well {
+        BUSY
+    } else {
+        Duration::from_secs(4)
+    };
+    let mut asking = asked(&proxy, &locks).wait(wait).begin();
+    let releasing = async {
+        if let Some(holder) = holder {
+            bench.until_waiting(1).await;
+            holder.release().await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    };
+    let outcome = tokio::select! {
+        outcome = within(BUSY * 2, &when, asking.outcome()) => outcome,
+        () = releasing => unreachable!(),
+    };
+    match outcome {
+        Ok(guards) => {
+            for guard in guards.iter() {
+                let record = bench.lease(guard.lock()).await;
+                assert_eq!(record.spec.holder, guard.identity(), "{when}");
+                assert_eq!(record.current_token(), Some(guard.token()), "{when}");
+            }
+            are_given_back(bench, &proxy, guards, &when).await;
+        }
+        Err(error) => {
+            assert!(!is_well, "without a fault they are had: {error}");
+            eprintln!("{when}: {error}");
+        }
+    }
+    nothing_is_left(bench, &locks, BUSY, &when).await;
+    proxy.assert_guarded_if_written();
+    proxy.calls().len()
+}
+
+/// Each lock is given back, the last one first, whatever the fault; but for one that a slow machine had lost before.
+async fn are_given_back(bench: &Bench, proxy: &Proxy, guards: Guards, when: &str) {
+    let before = proxy.calls().len();
+    let mut confirmed = Vec::new();
+    for one in guards.release().await {
+        match one
+            .outcome
+            .unwrap_or_else(|error| panic!("{when}: {error}"))
+        {
+            Released::Confirmed => confirmed.push(one.lock),
+            Released::AlreadyLost(_) => {
+                let next = bench.hold(&one.lock, "next").await;
+                next.release().await.unwrap();
+            }
+        }
+    }
+    let mut freed = grants(&proxy.calls()[before..], false);
+    freed.retain(|lock| confirmed.contains(lock));
+    freed.dedup();
+    assert_eq!(freed, confirmed, "{when}");
+    assert!(confirmed.is_sorted_by(|one, next| one > next), "{when}");
 }
 
 /// As with one lock: a time-out around it, at any moment.

@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 
 use super::{Ending, Seeker, Step};
 use crate::api::names::STRICT_MODE_REFUSAL;
-use crate::client::calls::{CALL_LIMIT, backoff};
+use crate::client::calls::{backoff, try_limit};
 use crate::client::claims::ClaimStore;
 use crate::client::error::AcquireError;
 use crate::client::guard::Guard;
@@ -261,7 +261,7 @@ impl Seeker {
 /// What a create that was not answered made, if anything.
 async fn find_made(claims: &ClaimStore, name: &str) -> Option<ClaimRef> {
     for attempt in 0..5 {
-        match claims.find(name, CALL_LIMIT).await {
+        match claims.find(name, try_limit(attempt)).await {
             Ok(found) => return found,
             Err(error) => tracing::debug!(%error, "whether a claim was made is not known yet"),
         }
@@ -272,9 +272,10 @@ async fn find_made(claims: &ClaimStore, name: &str) -> Option<ClaimRef> {
 
 async fn delete_served(claims: &ClaimStore, claim: &ClaimRef, progress: Option<Listener>) {
     for attempt in 0..5 {
-        match claims.delete(claim, CALL_LIMIT).await {
+        match claims.delete(claim, try_limit(attempt)).await {
             Ok(()) => return,
-            Err(error @ StoreError::Forbidden { .. }) => {
+            // A server that has just started forbids everything for a moment.
+            Err(error @ StoreError::Forbidden { .. }) if attempt >= 2 => {
                 if let Some(tell) = progress {
                     tell(&Progress::ClaimLeft(error.to_string()));
                 }
@@ -290,9 +291,10 @@ async fn delete_served(claims: &ClaimStore, claim: &ClaimRef, progress: Option<L
 /// whoever looks around.
 async fn move_on(leases: &LeaseStore, name: &str, claims: &ClaimStore, served: &Served) {
     for attempt in 0..5 {
+        let limit = try_limit(attempt);
         let read = async {
-            let waiting = claims.list(CALL_LIMIT).await?;
-            Ok::<_, StoreError>((waiting, leases.get(name, CALL_LIMIT).await?))
+            let waiting = claims.list(limit).await?;
+            Ok::<_, StoreError>((waiting, leases.get(name, limit).await?))
         };
         match read.await {
             Ok((waiting, Some(found))) => {
@@ -300,7 +302,7 @@ async fn move_on(leases: &LeaseStore, name: &str, claims: &ClaimStore, served: &
                 let Some(record) = served.moves_on(&found.record, waiting) else {
                     return;
                 };
-                match leases.put(name, &found, &record, CALL_LIMIT).await {
+                match leases.put(name, &found, &record, limit).await {
                     Put::Applied(_) | Put::Forbidden(_) | Put::Refused(_) => return,
                     // Renewed meanwhile, mostly.
                     Put::Conflict => continue,
