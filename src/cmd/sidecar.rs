@@ -28,9 +28,12 @@ mod volume;
 const EXIT_CODES: &str = "\
 Exit codes:
     0  stopped by TERM or INT, after the lock was given back
-    2  the command line is wrong, --kill-grace does not fit the lock's lease duration, an address can't be listened on,
-       the folder can't be written to, or --end-app or --on-loss delete-pod can't work here
-   69  the API server is unreachable or refuses, there is no such lock, or the release was not confirmed in time
+    1  the folder can't be cleared (--new-work)
+    2  the command line is wrong, --kill-grace does not fit the lock's lease duration, an address
+       can't be listened on, the folder can't be written to, or --end-app or --on-loss delete-pod
+       can't work here
+   69  the API server is unreachable or refuses, there is no such lock, or the release was not
+       confirmed in time
    75  too many wait already
    76  the lock was lost (--on-loss exit), or processes of the app could not be ended";
 

@@ -354,6 +354,38 @@ fn help(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// hashicorp/consul#947: what an exit code means is told where people look first.
+#[test]
+fn the_help_has_the_same_table_of_exit_codes_as_the_page() {
+    let page = read("docs/cli.md");
+    for (subcommand, header) in [
+        ("run", "| Code | When |"),
+        ("sidecar", "| Exit code | When |"),
+    ] {
+        let section = format!("## leasehold {subcommand}");
+        let section = page.split(&section).nth(1).expect("a section");
+        let table = section.split(header).nth(1).expect("a table");
+        let rows = table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with('|'));
+        let told: BTreeSet<_> = rows
+            .filter_map(|row| row.split('|').nth(1).map(str::trim))
+            .filter(|code| !code.starts_with("the command"))
+            .collect();
+        assert!(told.contains("69") && told.contains("75") && told.contains("76"));
+        let help = help(&[subcommand, "--help"]);
+        let codes = help.split("Exit codes:\n").nth(1).expect("a table");
+        // A long line goes on in the next one.
+        let codes = codes.lines().take_while(|line| !line.is_empty());
+        let shown: BTreeSet<_> = codes
+            .filter_map(|line| line.trim().split_once("  "))
+            .map(|(code, _)| code)
+            .collect();
+        assert_eq!(shown, told, "{subcommand}");
+    }
+}
+
 /// The long flags of a help text but those of every program.
 fn flags(help: &str) -> BTreeSet<String> {
     let lines = help.lines().map(str::trim_start);
