@@ -1,5 +1,6 @@
 //! Waiting when the watch fails, and many locks in one process.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -10,7 +11,7 @@ use leasehold::client::{Acquiring, Progress, Waiting};
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::proxy::{Fault, Proxy};
+use super::proxy::{Call, Fault, Proxy};
 use super::run_bench::{BUSY, Bench, long, until};
 use super::server::within;
 
@@ -219,6 +220,34 @@ async fn a_silent_holder_that_only_the_operator_may_end_is_left_to_it() {
     bench.finish().await;
 }
 
+/// The most that came within one tenth of a second, as in half of the rounds that long: a machine that stands still for
+/// a moment makes a burst of its own.
+fn usual_burst(at: &[Duration], round: Duration) -> usize {
+    let mut rounds = BTreeMap::<_, BTreeMap<_, usize>>::new();
+    for at in at {
+        let tenths = rounds.entry(at.as_millis() / round.as_millis());
+        *tenths.or_default().entry(at.as_millis() / 100).or_default() += 1;
+    }
+    let bursts = rounds
+        .into_values()
+        .map(|tenths| tenths.into_values().max());
+    let mut bursts: Vec<_> = bursts.flatten().collect();
+    bursts.sort_unstable();
+    bursts[bursts.len() / 2]
+}
+
+/// The time between two renewals of one lock, as in half of all cases at least.
+fn usual_gap(renewals: &[&Call]) -> Duration {
+    let mut last = BTreeMap::new();
+    let gaps = renewals.iter().filter_map(|call| {
+        let before = last.insert(&call.name, call.at)?;
+        Some(call.at.saturating_duration_since(before))
+    });
+    let mut gaps: Vec<_> = gaps.collect();
+    gaps.sort_unstable();
+    gaps[gaps.len() / 2]
+}
+
 /// kubernetes-sigs/kueue#15537: renewals starved behind bulk work of the same process.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_keeps_many_locks_while_other_calls_queue() {
@@ -236,7 +265,7 @@ async fn one_process_keeps_many_locks_while_other_calls_queue() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    // Bulk work on the same client, as slow as a client-side limit makes it.
+    // Bulk work on the same client, as slow as a client-side limit makes it: it takes every connection that is there.
     proxy.always(
         "list",
         "lockclaims",
@@ -244,7 +273,7 @@ async fn one_process_keeps_many_locks_while_other_calls_queue() {
     );
     let claims =
         kube::Api::<leasehold::api::LockClaim>::namespaced(client.client(), &bench.namespace);
-    let before = proxy.puts().len();
+    let before = proxy.calls().len();
     let began = MonoInstant::now();
     let run_for = Duration::from_secs(2 * u64::from(seconds.unsigned_abs()));
     while MonoInstant::now().saturating_duration_since(began) < run_for {
@@ -258,16 +287,33 @@ async fn one_process_keeps_many_locks_while_other_calls_queue() {
     let took = MonoInstant::now()
         .saturating_duration_since(began)
         .as_secs_f64();
-    let writes = proxy.puts().len() - before;
+    let calls = proxy.calls().split_off(before);
     for guard in &guards {
         assert!(guard.is_held(), "{}", guard.lock());
     }
+    let renewals: Vec<_> = calls.iter().filter(|call| call.verb == "update").collect();
+    // They have connections of their own, on which nothing can be before them.
+    let lines: BTreeSet<_> = renewals.iter().map(|call| call.connection).collect();
+    let beside = calls.iter().filter(|call| lines.contains(&call.connection));
+    for call in beside {
+        assert_eq!(call.resource, "leases", "{call:?}");
+        assert!(["update", "get"].contains(&call.verb), "{call:?}");
+    }
     // One renewal a third of the lease each, and not in bursts.
-    let most = f64::from(locks) * (took / (f64::from(seconds) / 3.0) + 1.0);
+    let writes = renewals.len();
+    let period = f64::from(seconds) / 3.0;
+    let most = f64::from(locks) * (took / period + 1.0);
     assert!(
         f64::from(u32::try_from(writes).unwrap()) <= most,
         "{writes} writes in {took} s"
     );
+    let at = renewals.iter().map(|call| call.at);
+    let at: Vec<_> = at.map(|at| at.saturating_duration_since(began)).collect();
+    let burst = usual_burst(&at, Duration::from_secs_f64(period));
+    assert!(burst * 2 <= names.len(), "{burst} in a tenth of a second");
+    // Up to a tenth more by chance, so that those who began together do not stay together; a busy machine adds to that.
+    let gap = usual_gap(&renewals).as_secs_f64();
+    assert!(gap > 1.025 * period, "{gap} s");
     let releases = guards.into_iter().map(leasehold::client::Guard::release);
     join_all(releases)
         .await

@@ -82,6 +82,8 @@ pub struct Call {
     pub name: String,
     pub body: Value,
     pub at: MonoInstant,
+    /// The number of the connection on which it came.
+    pub connection: usize,
     /// What the server answered, if it has.
     pub code: Option<u16>,
 }
@@ -107,7 +109,12 @@ struct State {
 
 impl State {
     /// Writes a call down, and says where.
-    fn note(&self, verb: &'static str, resource: &str, name: String, body: Value) -> usize {
+    fn note(
+        &self,
+        connection: usize,
+        (verb, resource, name): (&'static str, &str, String),
+        body: Value,
+    ) -> usize {
         let mut calls = self.calls.lock().unwrap();
         calls.push(Call {
             verb,
@@ -115,6 +122,7 @@ impl State {
             name,
             body,
             at: MonoInstant::now(),
+            connection,
             code: None,
         });
         calls.len() - 1
@@ -294,20 +302,21 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
                 continue;
             }
         };
+        let number = state.connections.fetch_add(1, Ordering::SeqCst);
         let mut down = state.down.subscribe();
         if *down.borrow_and_update() {
-            state.note("connect", "", String::new(), Value::Null);
+            state.note(number, ("connect", "", String::new()), Value::Null);
             continue;
         }
         let wire = Wire {
             stream,
-            number: state.connections.fetch_add(1, Ordering::SeqCst),
+            number,
             state: state.clone(),
         };
         let (upstream, state) = (upstream.clone(), state.clone());
         tokio::spawn(async move {
             let service =
-                service_fn(move |request| answer(request, upstream.clone(), state.clone()));
+                service_fn(move |request| answer(number, request, upstream.clone(), state.clone()));
             let served = http1::Builder::new().serve_connection(TokioIo::new(wire), service);
             // How a connection ends is what the tests are about.
             tokio::select! {
@@ -319,6 +328,7 @@ async fn serve(listener: TcpListener, upstream: Client, state: Arc<State>) {
 }
 
 async fn answer(
+    connection: usize,
     request: Request<Incoming>,
     upstream: Client,
     state: Arc<State>,
@@ -327,7 +337,7 @@ async fn answer(
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let (verb, resource, name) = what(&parts.method, &parts.uri);
     let sent = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let index = state.note(verb, &resource, name.clone(), sent);
+    let index = state.note(connection, (verb, &resource, name.clone()), sent);
     let fault = {
         let mut rules = state.rules.lock().unwrap();
         let rule = rules.iter_mut().find(|rule| {
