@@ -84,7 +84,7 @@ pub struct DistributedLockSpec {
     /// Grants with a lower token are revoked, on every slot. It may only rise. Never keep it in Git.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_fencing_token: Option<FencingToken>,
-    /// The same for one slot. A token may only rise, and no entry is removed. Never keep it in Git.
+    /// As minFencingToken, but for one slot each. A token may only rise, and no entry is removed. Never keep it in Git.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
