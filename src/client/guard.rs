@@ -37,6 +37,16 @@ pub(crate) enum State {
     Lost(LossReason),
 }
 
+impl State {
+    /// Why the grant may not be used at `now`, if it may not.
+    pub(crate) fn loss(self, now: BootInstant) -> Option<LossReason> {
+        match self {
+            Self::Lost(reason) => Some(reason),
+            Self::Held(deadlines, reason) => (now >= deadlines.renew).then_some(reason),
+        }
+    }
+}
+
 /// What a guard tells about its grant.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
@@ -132,26 +142,31 @@ impl Guard {
     }
 
     /// Whether the grant may be used right now, by this process's own clock. Read it before each step that matters;
-    /// it does not replace the token.
+    /// it does not replace the token. Once it says no, it is no for good.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.deadlines()
-            .is_some_and(|deadlines| self.clock.boot() < deadlines.renew)
+        self.loss().is_none()
     }
 
-    /// Resolves once the grant may not be used any more, with the reason. Safe to drop and to call again.
+    /// The clock is read while nothing new can be told: so what is a loss here is one for the task that renews, too.
+    fn loss(&self) -> Option<LossReason> {
+        let told = self.state.borrow();
+        told.loss(self.clock.boot())
+    }
+
+    /// Resolves once the grant may not be used any more, with the reason. That is final: no renewal is sent any more,
+    /// and the answer to one that was under way changes nothing. Safe to drop and to call again.
     pub async fn lost(&self) -> LossReason {
         let mut state = self.state.clone();
         loop {
-            let now = *state.borrow_and_update();
-            let (deadlines, reason) = match now {
-                State::Lost(reason) => return reason,
-                State::Held(deadlines, reason) => (deadlines, reason),
-            };
-            // The task that renews says so earlier; this is for one that does not get to run.
-            if self.clock.boot() >= deadlines.renew {
+            state.mark_unchanged();
+            // The task that renews says so earlier; this is also for one that does not get to run.
+            if let Some(reason) = self.loss() {
                 return reason;
             }
+            let Some(deadlines) = self.deadlines() else {
+                continue;
+            };
             let changed = tokio::select! {
                 changed = state.changed() => changed.is_ok(),
                 () = sleep_until(&*self.clock, boot_moment(deadlines.renew)) => true,

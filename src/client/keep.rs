@@ -111,10 +111,27 @@ fn deadlines(held: &Held) -> Deadlines {
     }
 }
 
-/// Until when the grant is good, and why it will be lost then if nothing better comes.
-fn tell(state: &watch::Sender<State>, held: &Held, trouble: Option<LossReason>) {
-    let reason = held.reason_at_deadline(trouble);
-    let _ = state.send_replace(State::Held(deadlines(held), reason));
+/// Tells until when the grant is good, and why it will be lost then if nothing better comes. An error, with the reason,
+/// if it is lost already: once the deadline that was told has passed, whoever asked was told of the loss, and no answer
+/// takes that back. So the clock is read while nobody can ask.
+fn tell(
+    state: &watch::Sender<State>,
+    clock: &dyn Clock,
+    held: &Held,
+    trouble: Option<LossReason>,
+) -> Result<(), LossReason> {
+    let new = State::Held(deadlines(held), held.reason_at_deadline(trouble));
+    let mut lost = None;
+    state.send_if_modified(|told| {
+        let now = clock.boot();
+        lost = told.loss(now).or_else(|| new.loss(now));
+        let tells = lost.is_none() && *told != new;
+        if tells {
+            *told = new;
+        }
+        tells
+    });
+    lost.map_or(Ok(()), Err)
 }
 
 impl Keep {
@@ -132,9 +149,7 @@ impl Keep {
         let mut refused = false;
         let mut refresh = std::pin::pin!(None);
         loop {
-            tell(&self.state, &self.held, trouble);
-            if self.renewer.now() >= self.held.renew_deadline() {
-                let reason = self.held.reason_at_deadline(trouble);
+            if let Err(reason) = tell(&self.state, &*self.clock, &self.held, trouble) {
                 return self.lose(reason).await;
             }
             let wake = renew_at.min(self.held.renew_deadline());
@@ -144,8 +159,12 @@ impl Keep {
                     if self.renewer.now() >= self.held.renew_deadline() {
                         continue;
                     }
-                    let (state, trouble) = (&self.state, trouble.or(Some(LossReason::Unreachable)));
-                    let tell = |held: &Held| tell(state, held, trouble);
+                    let (state, clock) = (&self.state, &*self.clock);
+                    let trouble = trouble.or(Some(LossReason::Unreachable));
+                    // If it is lost there is no time left to send anything in.
+                    let tell = |held: &Held| {
+                        let _ = tell(state, clock, held, trouble);
+                    };
                     self.renewer.renew(&mut self.held, &self.lock, tell).await
                 }
                 sight = self.watch.next(), if watching => match self.look(&sight) {
@@ -190,13 +209,13 @@ impl Keep {
                 // Once at once; a server that goes on refusing what it then shows unchanged is not to be hurried.
                 Round::Again => {
                     let pause = if refused {
+                        trouble.get_or_insert(LossReason::Unreachable);
                         self.pause()
                     } else {
                         Duration::ZERO
                     };
                     renew_at = self.renewer.now().saturating_add(pause);
                     refused = true;
-                    trouble.get_or_insert(LossReason::Unreachable);
                 }
                 Round::Failed(reason, error) => {
                     if trouble != Some(reason) {
@@ -221,11 +240,13 @@ impl Keep {
         match sight {
             Sight::Forbidden => Look::Blind,
             Sight::Lease(found, _)
-                if self.held.is_mine(&found.record) || found.record.resource_version < known =>
+                if found.record.resource_version < known
+                    || (self.held.is_mine(&found.record)
+                        && !self.held.is_shortened_by(&found.record)) =>
             {
                 Look::Mine
             }
-            // Deleted, or another's: a read decides, since a watch may lag behind.
+            // Deleted, another's, or edited so that others wait for less: a read decides, since a watch may lag behind.
             Sight::Lease(..) | Sight::NoLease(_) => Look::Doubt,
         }
     }
@@ -287,12 +308,21 @@ impl Keep {
 
     /// The first loss is the one that counts.
     fn tell_loss(&self, reason: LossReason) {
-        if matches!(*self.state.borrow(), State::Lost(_)) {
-            return;
+        let mut first = None;
+        self.state.send_if_modified(|told| {
+            if matches!(told, State::Lost(_)) {
+                return false;
+            }
+            let reason = told.loss(self.clock.boot()).unwrap_or(reason);
+            *told = State::Lost(reason);
+            first = Some(reason);
+            true
+        });
+        // Words may have to wait for who reads them.
+        if let Some(reason) = first {
+            let grant = self.held.grant();
+            tracing::warn!(lock = %self.lock.name, token = %grant.token, reason = reason.as_str(), "the lock was lost");
         }
-        let grant = self.held.grant();
-        tracing::warn!(lock = %self.lock.name, token = %grant.token, reason = reason.as_str(), "the lock was lost");
-        let _ = self.state.send_replace(State::Lost(reason));
     }
 
     async fn give_back(mut self, answer: Option<Answer>, trouble: Option<LossReason>) {

@@ -24,7 +24,9 @@
 //! # Limits
 //!
 //! With the API server or etcd's quorum unreachable nothing new is granted and holders stop at their deadline. Clocks
-//! of machines need not agree, but must run at about the same speed: a fifth of the lease covers the difference.
+//! of machines need not agree, but must run at about the same speed: a fifth of the lease covers the difference. A
+//! machine that its hypervisor stops is frozen with its clock, which may not count that time: what was left of the
+//! deadline is then believed after it, until a renewal or the watch tells, and only the resource can refuse.
 //! Everything runs on the tokio runtime that called `acquire`; a runtime that is blocked can't renew.
 //!
 //! ```no_run

@@ -15,16 +15,21 @@ use super::keep::{Had, LockRead, read_lock};
 use super::renew::{Renewer, Round, boot_moment};
 use super::watch::LeaseWatch;
 use super::{Acquire, Grace};
+use crate::api::names::MAX_LOCK_LEASE_SECONDS;
 use crate::api::slot_lease_name;
 use crate::clock::BootInstant;
 use crate::engine::{Grant, GrantNote, Held, LeaseRecord, LockView, LossReason, Moment, hold_end};
 use crate::lease::view::lock_view;
 use crate::lease::{LeaseStore, StoreError};
 
+/// No lock's lease lasts longer, so no deadline that was told lies further away.
+const LEASE_MOST: Duration = Duration::from_secs(MAX_LOCK_LEASE_SECONDS.unsigned_abs() as u64);
+
 impl Acquire {
     /// Goes on with a grant that an earlier process of this holder had and did not give back, such as
     /// [`Guard::resumable`] told and a file kept. Tries until `until`, the renew deadline that the earlier process last
-    /// knew; after it, or on another boot of the machine, the grant is lost, and must not be resumed.
+    /// knew; after it, or on another boot of the machine, the grant is lost, and must not be resumed. A deadline that
+    /// lies further away than the lease lasts is believed no more than that.
     ///
     /// Dropped, it leaves the grant to end by itself.
     pub async fn resume(&self, kept: &Resumable, until: BootInstant) -> Result<Guard, ResumeError> {
@@ -37,11 +42,12 @@ impl Acquire {
         let GrantNote::V1(grant) = GrantNote::parse(Some(&kept.grant)) else {
             return Err(ResumeError::Unreadable(kept.grant.clone()));
         };
+        let now = boot_moment(self.locks.clock.boot());
         let resuming = Resuming {
             request: self,
             slot: kept.slot,
             granted: boot_moment(kept.granted),
-            until: boot_moment(until),
+            until: boot_moment(until).min(now.saturating_add(LEASE_MOST)),
             leases: LeaseStore::new(self.locks.client.clone(), &self.locks.namespace),
             grant,
         };
@@ -82,6 +88,8 @@ impl Resuming<'_> {
             // A renewal that is cut off here is settled by the next look, or nobody cares any more.
             let attempt = tokio::time::timeout(left, self.attempt()).await;
             match attempt.unwrap_or(Attempt::Again(LossReason::Unreachable)) {
+                // As of any deadline: an answer that comes after it is too late.
+                Attempt::Had(_) if self.left().is_zero() => return Err(trouble),
                 Attempt::Had(had) => return Ok(had.keep(&self.request.locks)),
                 Attempt::Lost(reason) => return Err(reason),
                 Attempt::Again(reason) => trouble = reason,
@@ -151,7 +159,9 @@ impl Resuming<'_> {
         };
         let held = |proven| Held::new(self.grant.clone(), record.clone(), proven, grace);
         let lasts = held(Duration::ZERO).renew_deadline();
-        let mut held = held(self.until.saturating_sub(lasts));
+        // Nothing is proven that is yet to be sent, whatever was kept: the clock of another boot may be far ahead.
+        let now = boot_moment(self.request.locks.clock.boot());
+        let mut held = held(self.until.saturating_sub(lasts).min(now));
         held.end_hold_at(hold_end(lock, self.granted));
         held
     }

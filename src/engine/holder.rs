@@ -7,6 +7,7 @@ use super::record::{EndKind, Grant, GrantId, LeaseRecord};
 use super::standing::LockView;
 use super::terms::Terms;
 use super::{Moment, WallMicros, change};
+use crate::api::names::MAX_LEASE_SECONDS;
 
 /// Why a grant was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -208,6 +209,13 @@ impl Held {
         shorter < self.stored && now.saturating_add(most / 2) >= self.proven.saturating_add(most)
     }
 
+    /// Whether a Lease that shows the grant stores less than this holder counts on, such as after an edit by hand: then
+    /// others may take it earlier.
+    #[must_use]
+    pub fn is_shortened_by(&self, lease: &LeaseRecord) -> bool {
+        duration_of(lease) < self.stored
+    }
+
     /// Whether the Lease stores more than the lock asks for by now.
     #[must_use]
     pub fn stores_more_than(&self, lock: &LockView) -> bool {
@@ -297,6 +305,7 @@ impl Held {
     }
 }
 
+/// Cut as everybody else cuts it who looks at the Lease.
 fn duration_of(record: &LeaseRecord) -> Duration {
     Duration::from_secs(
         record
@@ -304,7 +313,7 @@ fn duration_of(record: &LeaseRecord) -> Duration {
             .duration_seconds
             .and_then(|seconds| u64::try_from(seconds).ok())
             .unwrap_or(1)
-            .max(1),
+            .clamp(1, u64::from(MAX_LEASE_SECONDS.unsigned_abs())),
     )
 }
 
@@ -388,6 +397,17 @@ mod tests {
         assert_eq!(held.work_deadline(), secs(21));
         held.end_hold_at(Some(secs(19)));
         assert_eq!(held.work_deadline(), secs(22), "0.8 T, and no more");
+    }
+
+    #[test]
+    fn a_duration_that_is_stored_counts_for_a_day_at_most_as_for_those_who_wait() {
+        let mut stored = held().record().clone();
+        stored.spec.duration_seconds = Some(10 * 86_400);
+        stored.resource_version += 1;
+        let mut held = held();
+        assert!(held.renewed(&stored, secs(20)));
+        assert_eq!(held.lease_end(), secs(20 + 86_400));
+        assert_eq!(held.work_deadline(), secs(20 + 86_400 * 4 / 5));
     }
 
     #[test]

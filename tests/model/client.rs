@@ -7,7 +7,7 @@ use leasehold::engine::{
 
 use super::part::Part;
 use super::server::Server;
-use super::world::{BEAT_TICKS, Setup, World, moment};
+use super::world::{BEAT_TICKS, Setup, Violation, World, moment};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -112,14 +112,18 @@ impl Client {
         }
     }
 
+    fn held(&self) -> Option<&Held> {
+        match &self.phase {
+            Phase::Holding(held) => Some(held),
+            _ => None,
+        }
+    }
+
     /// Whether it believes that it holds this slot.
     pub fn believes(&self, slot: u32, now: Moment) -> bool {
-        match &self.phase {
-            Phase::Holding(held) => {
-                !self.crashed && !self.releasing && self.slot == slot && now < held.work_deadline()
-            }
-            _ => false,
-        }
+        self.held().is_some_and(|held| {
+            !self.crashed && !self.releasing && self.slot == slot && now < held.work_deadline()
+        })
     }
 
     pub fn is_there(&self) -> bool {
@@ -195,7 +199,16 @@ pub(super) fn identity(number: usize, uid: &str) -> String {
 impl World {
     pub(super) fn with_client(&mut self, number: usize, act: impl FnOnce(&mut Self, &mut Client)) {
         let mut client = (*self.clients[number]).clone();
+        let now = self.moment();
+        let lost = client.held().filter(|held| now >= held.work_deadline());
+        let lost = lost.map(Held::id);
         act(self, &mut client);
+        if lost.is_some()
+            && client.believes(client.slot, now)
+            && client.held().map(Held::id) == lost
+        {
+            self.violation = Some(Violation::LossTakenBack);
+        }
         self.clients[number] = Part::new(client);
     }
 

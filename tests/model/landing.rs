@@ -136,6 +136,10 @@ impl World {
                 let Phase::Holding(held) = &mut client.phase else {
                     return;
                 };
+                if now >= held.work_deadline() && setup.broken != Some(Broken::TakesLossBack) {
+                    // Its next step loses it.
+                    return;
+                }
                 let renewed =
                     matches!(&answer, Answer::Applied(record) if held.renewed(record, sent));
                 if !renewed {

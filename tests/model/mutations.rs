@@ -25,6 +25,8 @@ pub enum Broken {
     CountsFromAnswer,
     /// R4: a read that shows the grant moves the deadline.
     ReadProves,
+    /// R4: the answer to a renewal counts also once the deadline has passed.
+    TakesLossBack,
     /// R9: a take that was not answered is forgotten.
     ForgetsTakes,
     /// R2: the token is the annotation's plus one.
@@ -244,6 +246,25 @@ fn a_read_that_moves_the_deadline_is_noticed() {
     is_noticed(
         Broken::ReadProves,
         BELIEVERS,
+        Setup {
+            budget,
+            operators: 0,
+            ..two()
+        },
+    );
+}
+
+#[test]
+fn a_loss_that_is_taken_back_is_noticed() {
+    let budget = Budget {
+        pauses: 1,
+        renewals: 1,
+        slow_answers: 1,
+        ..Budget::default()
+    };
+    is_noticed(
+        Broken::TakesLossBack,
+        "a loss is final",
         Setup {
             budget,
             operators: 0,

@@ -46,6 +46,8 @@ pub enum Violation {
     FreedFirst,
     /// A Fixed hold ended before its time, or a Pod hold while its Pod lived, without a revoke.
     EndedEarly,
+    /// A client whose deadline had passed believed in its grant again.
+    LossTakenBack,
     /// A holder that keeps to `maxHoldSeconds` was ended by the operator while it believed.
     CutShort,
     /// A take was sent again though its token had come to be below the floor.
@@ -360,6 +362,9 @@ impl Model for Play {
                 "renewals and releases keep the token",
                 |_, world: &World| world.violation != Some(Violation::TokenChanged),
             ),
+            Property::always("a loss is final", |_, world: &World| {
+                world.violation != Some(Violation::LossTakenBack)
+            }),
             Property::always("nobody takes out of turn", |_, world: &World| {
                 world.violation != Some(Violation::Overtook)
             }),

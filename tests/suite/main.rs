@@ -18,6 +18,8 @@ mod client_cancel;
 mod client_herd;
 #[cfg(target_os = "linux")]
 mod client_leaving;
+#[cfg(target_os = "linux")]
+mod client_loss;
 mod client_register;
 #[cfg(target_os = "linux")]
 mod client_seams;

@@ -1,5 +1,7 @@
 //! A sidecar that loses its lock: it vouches no longer, withdraws the file, and takes no other.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams};
@@ -114,6 +116,36 @@ async fn frozen_past_its_deadline_it_does_not_vouch_when_it_thaws() {
     let (code, told) = asked.await.unwrap().expect("an answer");
     assert_eq!(code, 503, "{told}");
     sidecar.pod.until_not_held("lost lock").await;
+    sidecar.stops().await;
+    bench.finish().await;
+}
+
+/// The answer to a renewal came while it was frozen, and who stays for good gives no lock back: it must not go on
+/// renewing what it says is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn thawed_past_its_deadline_it_renews_no_more_though_a_renewal_was_answered_meanwhile() {
+    let bench = Bench::new().await;
+    bench.opened("a", 6).await;
+    let proxy = Proxy::new(&bench).await;
+    let through = |builder: RunBuilder| builder.env("KUBECONFIG", proxy.kubeconfig());
+    let mut sidecar = Sidecar::with(&bench, "a", through).await;
+    let late = Fault::DelayAnswer(Duration::from_millis(700));
+    proxy.always("update", "leases", late);
+    let before = proxy.puts().len();
+    until("a renewal was applied", BUSY, async || {
+        let renewal = proxy.puts().get(before).cloned();
+        renewal.is_some_and(|put| put.code == Some(200))
+    })
+    .await;
+    sidecar.run.signal(Signal::STOP);
+    until("it was frozen beyond its deadline", BUSY, async || {
+        sidecar.pod.is_past_the_deadline()
+    })
+    .await;
+    sidecar.run.signal(Signal::CONT);
+    sidecar.pod.until_not_held("lost lock").await;
+    let other = bench.hold("a", "another").await;
+    other.release().await.unwrap();
     sidecar.stops().await;
     bench.finish().await;
 }

@@ -7,11 +7,14 @@
 
 use std::time::Duration;
 
+use leasehold::api::names::MAX_LOCK_LEASE_SECONDS;
 use leasehold::client::Resumable;
 use leasehold::clock::BootInstant;
 use leasehold::supervise::Mark;
 use serde::{Deserialize, Serialize};
 
+/// So far ahead lies what was told of a lease that lasts an hour, at most.
+const AHEAD_MOST: Duration = Duration::from_secs(MAX_LOCK_LEASE_SECONDS.unsigned_abs() as u64);
 /// The one version of the file that this program knows.
 const VERSION: u32 = 1;
 
@@ -85,7 +88,16 @@ impl State {
         let differ = |then: &Option<String>, now: &Option<String>| {
             then.is_some() && now.is_some() && then != now
         };
-        differ(&self.pod, &here.pod) || differ(&self.boot, &here.boot)
+        differ(&self.pod, &here.pod) || differ(&self.boot, &here.boot) || self.is_ahead_of(here.now)
+    }
+
+    /// Whether the clock, which only goes on in one boot, was further then: some machines have the same boot id again.
+    fn is_ahead_of(&self, now: BootInstant) -> bool {
+        let taken = match &self.phase {
+            Phase::Held { grant, .. } => Some(grant.granted),
+            Phase::Over { .. } => None,
+        };
+        self.work.ends > now + AHEAD_MOST || taken.is_some_and(|taken| taken > now)
     }
 }
 
@@ -129,8 +141,14 @@ pub(super) fn decide(text: Option<&str>, here: &Here, lock: &str) -> Beginning {
     if state.lock != lock {
         return Beginning::OtherLock(state.lock);
     }
+    let is_boot_known = state.boot.is_some() && here.boot.is_some();
     let work = state.work;
     match state.phase {
+        // Its deadline means nothing on the clock of another boot. If it can't tell, it has lost.
+        Phase::Held { .. } if !is_boot_known => Beginning::Over {
+            reason: "BootUnknown".to_owned(),
+            work,
+        },
         Phase::Held { grant, until } if here.now < until => {
             Beginning::Resume { grant, until, work }
         }
@@ -229,12 +247,12 @@ mod tests {
         });
         let work = work();
         assert_eq!(
-            decide(Some(&over), &here(1), "a"),
+            decide(Some(&over), &here(20), "a"),
             Beginning::Over { reason, work }
         );
         let newer = held().replace("\"version\":1", "\"version\":2");
         for unreadable in ["", "{}", &held()[..40], &newer] {
-            let begun = decide(Some(unreadable), &here(1), "a");
+            let begun = decide(Some(unreadable), &here(20), "a");
             assert!(
                 matches!(&begun, Beginning::Over { reason, .. } if reason == "StateUnreadable"),
                 "{unreadable:?}: {begun:?}"
@@ -249,32 +267,26 @@ mod tests {
         });
         let pod = Here {
             pod: Some("u-4".to_owned()),
-            ..here(1)
+            ..here(20)
         };
         let boot = Here {
             boot: Some("b-2".to_owned()),
-            ..here(1)
+            ..here(20)
         };
-        assert_eq!(decide(None, &here(1), "a"), Beginning::Take);
+        assert_eq!(decide(None, &here(20), "a"), Beginning::Take);
         for state in [held(), over.clone()] {
             for here in [&pod, &boot] {
                 assert_eq!(decide(Some(&state), here, "a"), Beginning::Take);
             }
         }
-        // Where the boot or the Pod is not known, nothing is concluded from it.
-        let no_boot = Here {
-            boot: None,
-            ..here(1)
-        };
+        // Where the boot or the Pod is not known, nothing is taken for it.
         let no_pod = Here {
             pod: None,
-            ..here(1)
+            ..here(20)
         };
-        for unknown in [&no_boot, &no_pod] {
-            assert!(matches!(
-                decide(Some(&held()), unknown, "a"),
-                Beginning::Resume { .. }
-            ));
+        let resumed = decide(Some(&held()), &no_pod, "a");
+        assert!(matches!(resumed, Beginning::Resume { .. }));
+        for unknown in [&no_boot(), &no_pod] {
             assert!(matches!(
                 decide(Some(&over), unknown, "a"),
                 Beginning::Over { .. }
@@ -282,9 +294,46 @@ mod tests {
         }
     }
 
+    fn no_boot() -> Here {
+        Here {
+            boot: None,
+            ..here(20)
+        }
+    }
+
+    /// raspberrypi/linux#4517, microsoft/WSL#2518: a boot id that can't be had, or is the same on each boot.
+    #[test]
+    fn a_deadline_on_the_clock_of_perhaps_another_boot_is_not_believed() {
+        let unknown = text(Phase::Held {
+            grant: grant(),
+            until: BootInstant::from_nanos(UNTIL),
+        })
+        .replace("\"b-1\"", "null");
+        for (state, here) in [(&unknown, &here(20)), (&held(), &no_boot())] {
+            let begun = decide(Some(state), here, "a");
+            assert!(
+                matches!(&begun, Beginning::Over { reason, .. } if reason == "BootUnknown"),
+                "{begun:?}"
+            );
+            assert!(!outlasts_the_work(Some(state), here));
+        }
+        // By the clock it was taken later than now; or it lasts for days.
+        assert_eq!(decide(Some(&held()), &here(9), "a"), Beginning::Take);
+        let days = BootInstant::from_nanos(900_000_000_000_000);
+        let far = State {
+            work: Work {
+                ends: days,
+                ..work()
+            },
+            ..serde_json::from_str(&held()).unwrap()
+        };
+        let far = serde_json::to_string(&far).unwrap();
+        assert_eq!(decide(Some(&far), &here(20), "a"), Beginning::Take);
+    }
+
     #[test]
     fn the_folder_of_another_locks_sidecar_is_left_alone() {
-        let begun = decide(Some(&held()), &here(1), "b");
+        let begun = decide(Some(&held()), &here(20), "b");
         assert_eq!(begun, Beginning::OtherLock("a".to_owned()));
     }
 

@@ -1,8 +1,10 @@
 //! From the beginning to the end: take or resume, hold, give back.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
+use futures::FutureExt;
 use leasehold::client::{
     Acquire, Deadlines, Guard, Locks, LossReason, Released, Resumable, ResumeError,
 };
@@ -24,6 +26,8 @@ use crate::cmd::say;
 const STOP_WITHIN: Duration = Duration::from_millis(1700);
 /// Of these, the folder may take so much.
 const FOLDER_WITHIN: Duration = Duration::from_millis(300);
+/// How long the first writing of the folder may take: until then nobody works under the lock.
+const FIRST_WITHIN: Duration = Duration::from_secs(10);
 /// What of the app is left on TERM gets so long between TERM and KILL.
 const LEFT_OVER_WITHIN: Duration = Duration::from_millis(300);
 /// Where too many wait.
@@ -116,10 +120,15 @@ impl Life {
                 .unwrap_or_default(),
         };
         let holding = Holding::new(guard, work);
-        if let Err(error) = self.show(&holding, deadlines.renew).await {
-            say(&format!("cannot write to the folder: {error}"));
-            let _ = ManuallyDrop::into_inner(holding.guard).release().await;
-            return End::new(EXIT_USAGE, "Folder");
+        let showing = self.show(&holding, deadlines.renew);
+        match first(self.stop.heard(), showing, FIRST_WITHIN).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                say(&format!("cannot write to the folder: {error}"));
+                let _ = ManuallyDrop::into_inner(holding.guard).release().await;
+                return End::new(EXIT_USAGE, "Folder");
+            }
+            None => return self.stopped(holding).await,
         }
         self.told.held(&holding.facts, deadlines.renew);
         self.told.count_grant("taken");
@@ -169,25 +178,28 @@ impl Life {
     }
 
     /// Writes the grant to the volume: for the app, and for a restart.
-    async fn show(&self, holding: &Holding, until: BootInstant) -> std::io::Result<()> {
+    fn show(
+        &self,
+        holding: &Holding,
+        until: BootInstant,
+    ) -> impl Future<Output = io::Result<()>> + use<> {
         let phase = Phase::Held {
             grant: holding.guard.resumable(),
             until,
         };
         let state = State::new(&self.here, &self.lock, holding.work.clone(), phase);
-        self.volume
-            .hold(state, file(&holding.facts, until), until)
-            .await
+        self.volume.hold(state, file(&holding.facts, until), until)
     }
 
     /// Until it is lost or given back. `shown` is what was told already.
     async fn hold(mut self, mut holding: Holding, mut shown: Option<Deadlines>) -> End {
         loop {
-            let deadlines = holding.guard.deadlines();
-            let Some(deadlines) = deadlines.filter(|at| BootInstant::now() < at.renew) else {
-                let reason = holding.guard.lost().await;
+            if let Some(reason) = holding.guard.lost().now_or_never() {
                 let work = holding.work.clone();
                 return self.lost(reason.as_str(), work, Some(holding)).await;
+            }
+            let Some(deadlines) = holding.guard.deadlines() else {
+                continue;
             };
             if shown != Some(deadlines) {
                 holding.work.ends = deadlines.work;
@@ -271,6 +283,22 @@ impl Life {
     }
 }
 
+/// What came of what is waited for, and not for longer than that; `None` if it is to stop before.
+async fn first<T>(
+    stop: impl Future<Output = ()>,
+    awaited: impl Future<Output = io::Result<T>>,
+    within: Duration,
+) -> Option<io::Result<T>> {
+    tokio::select! {
+        biased;
+        () = stop => None,
+        outcome = tokio::time::timeout(within, awaited) => {
+            let hangs = || io::Error::new(io::ErrorKind::TimedOut, "its disk does not answer");
+            Some(outcome.unwrap_or_else(|_| Err(hangs())))
+        }
+    }
+}
+
 impl Holding {
     fn new(guard: Guard, work: Work) -> Self {
         Self {
@@ -288,9 +316,31 @@ pub(super) fn words(lock: &str, reason: &str) -> String {
         "StateUnreadable" => format!(
             "what was kept of the grant of lock {lock:?} cannot be read: nothing is taken again for this Pod"
         ),
+        "BootUnknown" => format!(
+            "lock {lock:?} was held, perhaps before the machine was started again: its boot id cannot be read, so nothing is taken again for this Pod"
+        ),
         _ if reason == LossReason::MaxHold.as_str() => {
             format!("lock {lock:?} was held for its maxHoldSeconds ({reason})")
         }
         _ => format!("lost lock {lock:?} ({reason})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    /// A disk that hangs: the folder's thread does not answer.
+    #[tokio::test]
+    async fn a_disk_that_hangs_keeps_nobody_from_stopping_nor_the_lock_for_good() {
+        let hangs = pending::<io::Result<()>>;
+        let stopped = first(ready(()), hangs(), FIRST_WITHIN).await;
+        assert!(stopped.is_none());
+        let late = first(pending(), hangs(), Duration::from_millis(1)).await;
+        assert_eq!(late.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let written = first(pending(), ready(Ok(())), FIRST_WITHIN).await;
+        assert!(written.unwrap().is_ok());
     }
 }

@@ -127,12 +127,12 @@ impl Volume {
     }
 
     /// Shows the grant, until its deadline; resolves once both files are written.
-    pub(super) async fn hold(
+    pub(super) fn hold(
         &self,
         state: State,
         grant: String,
         until: BootInstant,
-    ) -> io::Result<()> {
+    ) -> impl Future<Output = io::Result<()>> + use<> {
         let (done, answer) = oneshot::channel();
         self.order(
             Order::Hold {
@@ -143,7 +143,6 @@ impl Volume {
             },
             answer,
         )
-        .await
     }
 
     /// The grant that an earlier process left is shown until then.
