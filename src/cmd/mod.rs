@@ -5,11 +5,15 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
 use leasehold::api::names::{CLAIMANT_RULE, is_claimant};
+use leasehold::clock::MonoInstant;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 mod crd;
 pub mod guard;
@@ -54,9 +58,44 @@ impl Cli {
     }
 }
 
+/// How long somebody who reads our words slowly is waited for.
+const READ_WITHIN: Duration = Duration::from_millis(200);
+
 /// Words for people, on stderr. Whoever read them may be gone by now (a log collector, a pipe): that ends nothing.
 fn say(words: &str) {
-    let _ = writeln!(std::io::stderr(), "leasehold: {words}");
+    let _ = Words.write_all(format!("leasehold: {words}\n").as_bytes());
+}
+
+/// Standard error, for words that hold nothing up: a pipe that is full, since nobody reads it, takes no more of them.
+struct Words;
+
+impl Write for Words {
+    fn write(&mut self, words: &[u8]) -> std::io::Result<usize> {
+        if !is_read(&std::io::stderr()) {
+            return Ok(words.len());
+        }
+        // So much a pipe takes that takes anything.
+        let some = words.len().min(4096);
+        std::io::stderr().write(&words[..some])
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a write would go through, within a moment. What is no pipe, or closed, does not hold a writer up.
+fn is_read(stderr: &impl AsFd) -> bool {
+    let since = MonoInstant::now();
+    loop {
+        let left = READ_WITHIN.saturating_sub(MonoInstant::now().saturating_duration_since(since));
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(stderr, PollFlags::OUT)], left.as_ref()) {
+            Ok(ready) => return ready > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
 }
 
 /// A duration such as `90s`, `5m`, `1h30m` or `500ms`.
@@ -86,7 +125,7 @@ fn init_tracing(default: &str) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Words)
         // They would go to the same stderr, and panic where that is closed.
         .log_internal_errors(false)
         .init();

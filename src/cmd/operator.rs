@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-use super::{parse_address, parse_duration, say};
+use super::{Words, parse_address, parse_duration, say};
 
 /// Run one replica of the operator: it makes the Leases of locks, ends silent holders, keeps queues in order, revokes,
 /// mirrors status, and tends claims. Several may run; one leads.
@@ -164,7 +164,7 @@ fn log_to_stderr(format: LogFormat) {
         .unwrap_or_else(|_| EnvFilter::new(log_filter(None)));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Words)
         .log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(false).init(),

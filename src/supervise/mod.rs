@@ -31,6 +31,8 @@
 //!
 //! # Not guaranteed
 //!
+//! - A machine that its hypervisor stops is frozen with its clock, which may not count that time: then both halves
+//!   believe in what was left of the deadlines.
 //! - Both halves frozen past `hard`, or the guardian frozen and the wrapper killed: nobody acts until one thaws. Only
 //!   a gate protects then.
 //! - The guardian killed and the wrapper, before it had time to act, killed or frozen: the command dies with the

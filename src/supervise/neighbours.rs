@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Signal;
-use super::tree::{Process, descendants, signal_all, snapshot};
+use super::tree::{Process, descendants, is_proc_ours, signal_all, snapshot};
 use crate::clock::BootInstant;
 
 /// Between two looks.
@@ -56,6 +56,7 @@ impl Neighbours {
         let parent = Process::read(own).map(|process| process.parent);
         match (own, parent) {
             (1, _) => Err(NotShared::Alone),
+            _ if !is_proc_ours().unwrap_or(false) => Err(NotShared::NotOfAPod),
             (_, Some(0)) => Ok(Self { own }),
             _ => Err(NotShared::NotOfAPod),
         }

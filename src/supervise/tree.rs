@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -71,6 +72,12 @@ impl Process {
             Err(_) => kill_process(pid, signal),
         };
     }
+}
+
+/// Whether `/proc` shows the processes of our own PID namespace, by the numbers that we know them by.
+pub(super) fn is_proc_ours() -> io::Result<bool> {
+    let own = fs::read_link("/proc/self")?;
+    Ok(own.to_str() == Some(&std::process::id().to_string()))
 }
 
 /// All processes that `/proc` shows.

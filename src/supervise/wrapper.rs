@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use tokio::sync::{mpsc, oneshot};
 
 use super::keeper::{Keeper, Request};
+use super::tree::is_proc_ours;
 use super::wire::{Channel, ToWrapper, VERSION};
 use super::{ChildEnded, Deadlines, EndReason, GUARDIAN_ARG, StartSpec};
 use crate::clock::BootInstant;
@@ -49,6 +50,11 @@ pub enum SpawnError {
         "can't start the guardian process ({0}); `leasehold run` needs Linux with /proc mounted"
     )]
     Io(#[from] io::Error),
+    /// `/proc` is that of another PID namespace, so descendants could not be found, nor told from others.
+    #[error(
+        "/proc shows the processes of another PID namespace: mount the own one (unshare --mount-proc)"
+    )]
+    ForeignProc,
     /// The guardian did not answer.
     #[error("the guardian process did not come up within {} s", GUARDIAN_READY_WITHIN.as_secs())]
     NoAnswer,
@@ -122,6 +128,9 @@ impl Supervisor {
     /// Starts the guardian and waits until it is ready. To be called from the main thread, before the process has any
     /// other thread or runtime: this process becomes a subreaper, and what it forks later is not ours to signal.
     pub fn spawn(options: &Options) -> Result<Self, SpawnError> {
+        if !is_proc_ours()? {
+            return Err(SpawnError::ForeignProc);
+        }
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let (ours, theirs) = UnixStream::pair()?;
         let guardian = Command::new(&options.guardian_exe)

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{PipeReader, PipeWriter, Write, pipe};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use leasehold::supervise::Signal;
+use rustix::io::ioctl_fionbio;
 
 use super::processes::{Family, signal};
 use super::run_bench::{BUSY, until};
@@ -29,6 +31,7 @@ pub struct RunBuilder {
     command: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     folder: PathBuf,
+    is_unread: bool,
 }
 
 impl RunBuilder {
@@ -46,6 +49,7 @@ impl RunBuilder {
             command: vec![],
             env: vec![],
             folder,
+            is_unread: false,
         }
     }
 
@@ -87,6 +91,12 @@ impl RunBuilder {
         self
     }
 
+    /// Nobody reads its words, and the pipe that they go to is full.
+    pub fn unread(mut self) -> Self {
+        self.is_unread = true;
+        self
+    }
+
     pub fn command(mut self, words: &[&str]) -> Self {
         self.command = words.iter().map(OsString::from).collect();
         self
@@ -123,11 +133,17 @@ impl RunBuilder {
             .envs(self.env)
             .stdout(file("stdout"))
             .stderr(file("stderr"));
+        let unread = self.is_unread.then(full_pipe);
+        let unread = unread.map(|(reader, writer)| {
+            command.stderr(writer);
+            reader
+        });
         let tag = self.folder.file_name().unwrap().to_str().unwrap();
         Run {
             family: Family::start(&mut command, tag),
             folder: self.folder,
             code: None,
+            _unread: unread,
         }
     }
 
@@ -135,6 +151,14 @@ impl RunBuilder {
     pub async fn ends(self) -> Ended {
         self.start().ends(BUSY * 3).await
     }
+}
+
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = pipe().unwrap();
+    ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'.'; 512]).is_ok() {}
+    ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
 }
 
 /// How a run ended.
@@ -161,6 +185,8 @@ pub struct Run {
     family: Family,
     folder: PathBuf,
     code: Option<i32>,
+    /// Open, so that writers wait.
+    _unread: Option<PipeReader>,
 }
 
 impl Run {

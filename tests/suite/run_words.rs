@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
+use super::processes::as_pid_1;
 use super::run_bench::{BUSY, Bench, until};
 
 /// A reader of its words that is gone, such as a log collector, is no reason to end: nor to give the lock back while the
@@ -47,6 +48,33 @@ async fn words_that_nobody_reads_end_nothing() {
     })
     .await;
     assert_eq!(code.unwrap().code(), Some(76));
+    bench.finish().await;
+}
+
+/// A reader that is there and reads no more holds up neither the end of the command nor that of the run.
+#[tokio::test(flavor = "multi_thread")]
+async fn words_that_nobody_reads_any_more_delay_nothing() {
+    let bench = Bench::new().await;
+    bench.opened("stuck", 300).await;
+    let run = bench.run("stuck").by("a").works_on().unread().start();
+    bench.until_noted("start", "a", BUSY).await;
+    let emptied = json!({"spec": {"holderIdentity": ""}});
+    bench.edit_lease("stuck", emptied).await;
+    run.ends(BUSY).await.assert(76, &[]);
+    bench.finish().await;
+}
+
+/// There descendants could not be told from strangers.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_proc_shows_another_process_namespace_nothing_is_started() {
+    let bench = Bench::new().await;
+    bench.opened("strange", 5).await;
+    let [unshare, flags, _] = as_pid_1();
+    let run = bench.run("strange").below(&[unshare, flags]);
+    run.ends()
+        .await
+        .assert(126, &["another PID namespace", "--mount-proc"]);
+    assert_eq!(bench.lease("strange").await.current_token(), None);
     bench.finish().await;
 }
 

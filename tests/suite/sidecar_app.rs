@@ -167,6 +167,27 @@ async fn after_a_revoke_an_app_that_does_not_end_by_itself_is_killed_after_its_g
     bench.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_app_is_ended_though_nobody_reads_the_sidecars_words() {
+    let bench = Bench::new().await;
+    bench.opened("a", 300).await;
+    let mut shared = Shared::new().await;
+    let pod = Pod::new(&bench);
+    let sidecar = pod.sidecar(&bench, "a").option("--kill-grace", "1s");
+    let sidecar = shared.sidecar(sidecar).unread().start();
+    pod.until_held().await;
+    let app = shared.start(STUBBORN);
+    shared.until_living(app, 4).await;
+    let emptied = json!({"spec": {"holderIdentity": ""}});
+    bench.edit_lease("a", emptied).await;
+    until("the app has ended", BUSY, async || {
+        shared.living(app).is_empty()
+    })
+    .await;
+    stops(sidecar).await;
+    bench.finish().await;
+}
+
 /// The kubelet starts an app again that was ended, and one whose image it was still pulling for the first time.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_started_after_the_loss_is_ended_too() {

@@ -187,9 +187,10 @@ impl Held<'_> {
                     moving.push(async move { handle.extend(convert(deadlines)).await });
                 } else {
                     let first = self.guards.lost().await;
+                    // Words may have to wait for who reads them.
+                    handle.end_now(grace);
                     self.tell_loss(&first);
                     lost = Some(first);
-                    handle.end_now(grace);
                 },
                 Some(_) = moving.next() => {}
             }
@@ -220,8 +221,8 @@ impl Held<'_> {
             }
             _ => format!("lost lock {lock:?} ({reason})"),
         };
-        say(&format!("{why}: ending the command"));
         self.health.not_held(&why);
+        say(&format!("{why}: ending the command"));
     }
 
     async fn finish(self, verdict: Verdict, lost: Option<Lost>) -> End {

@@ -38,12 +38,14 @@ impl Life {
         let why = words(&self.lock, reason);
         self.told.not_held(&why);
         self.told.count_loss(reason);
-        say(&why);
         let spared = work.spared.clone();
         let kill_at = work.kill_at(BootInstant::now());
         let over = self.over(reason, work);
         let withdrawn = tokio::time::timeout(WITHDRAWN_WITHIN, self.volume.over(over));
-        let (withdrawn, app_ended) = futures::join!(withdrawn, self.end_app(&spared, kill_at));
+        // Words come last: they may have to wait for who reads them.
+        let said = async { say(&why) };
+        let (withdrawn, app_ended, ()) =
+            futures::join!(withdrawn, self.end_app(&spared, kill_at), said);
         if let Ok(Err(error)) = withdrawn {
             say(&format!(
                 "cannot withdraw the grant from the folder: {error}"
