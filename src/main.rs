@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 mod cmd;
 
 fn main() -> ExitCode {
@@ -15,5 +13,8 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     // No async runtime here: `run` must start its guardian while this process has a single thread. Subcommands build
     // the runtime they need.
-    cmd::Cli::parse().run()
+    match cmd::Cli::read() {
+        Ok(cli) => cli.run(),
+        Err(exit_code) => exit_code,
+    }
 }

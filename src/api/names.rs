@@ -149,6 +149,27 @@ pub fn is_claimant(name: &str) -> bool {
         && ends(name.chars().last())
 }
 
+/// What the name of a lock or a namespace must be like.
+pub const LABEL_RULE: &str =
+    "must be a DNS label: at most 63 lower case letters, digits and '-', with no '-' at its ends";
+
+/// Whether this can be the name of a lock or a namespace: [`LABEL_RULE`].
+///
+/// ```
+/// use leasehold::api::names::is_label;
+/// assert!(["nightly-billing", "x", "7"].into_iter().all(is_label));
+/// assert!(!["", "Team", "a.b", "../x", "-x", "x-"].into_iter().any(is_label));
+/// ```
+#[must_use]
+pub fn is_label(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !name.is_empty()
+        && name.len() <= 63
+        && name.chars().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
 /// `text` cut to at most `chars` characters, so that a status with foreign text in it is never refused.
 ///
 /// ```

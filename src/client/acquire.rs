@@ -384,6 +384,18 @@ impl Seeker {
                 self.claimant.left();
                 Step::Next
             }
+            // Who leaves for want of rights has no use in trying for long: what stays behind is passed over.
+            Err(error @ StoreError::Forbidden { .. })
+                if matches!(
+                    self.ending,
+                    Some((Ending::With(AcquireError::Forbidden(_)), _))
+                ) =>
+            {
+                self.announce(&Progress::ClaimLeft(error.to_string()));
+                self.doubtful = None;
+                self.claimant.left();
+                Step::Next
+            }
             Err(error) => self.trouble(error),
         }
     }

@@ -1,6 +1,6 @@
 //! The proof that a lock is held.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
@@ -77,6 +77,21 @@ pub struct Resumable {
     pub granted: BootInstant,
 }
 
+/// What the server last said when it refused to renew the grant.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Refusal(Arc<Mutex<Option<String>>>);
+
+impl Refusal {
+    pub(crate) fn set(&self, words: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = words;
+    }
+
+    fn get(&self) -> Option<String> {
+        let words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        words.clone()
+    }
+}
+
 /// A lock that is held. Dropped, it is released in the background; [`Guard::release`] tells how that went.
 #[must_use = "a guard that is dropped gives the lock back"]
 #[derive(Debug)]
@@ -85,6 +100,7 @@ pub struct Guard {
     pub(crate) state: watch::Receiver<State>,
     pub(crate) release: oneshot::Sender<oneshot::Sender<Result<Released, ReleaseError>>>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) refusal: Refusal,
 }
 
 impl Guard {
@@ -178,6 +194,13 @@ impl Guard {
         }
     }
 
+    /// What was refused and in which words, for a grant that is lost as [`LossReason::Forbidden`]; `None` while renewals
+    /// are allowed.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        self.refusal.get()
+    }
+
     /// Waits for the next change of [`Guard::deadlines`]: a renewal was answered, or the grant was lost.
     pub async fn deadlines_changed(&mut self) {
         if self.state.changed().await.is_err() {
@@ -243,6 +266,7 @@ mod tests {
             state,
             release: oneshot::channel().0,
             clock: Arc::new(clock.clone()),
+            refusal: Refusal::default(),
         };
         (guard, tell)
     }

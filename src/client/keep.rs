@@ -12,12 +12,13 @@ use tokio::task::JoinHandle;
 use super::Locks;
 use super::calls::CALL_LIMIT;
 use super::error::ReleaseError;
-use super::guard::{Deadlines, Facts, Guard, Released, State, sleep_until};
+use super::guard::{Deadlines, Facts, Guard, Refusal, Released, State, sleep_until};
 use super::renew::{Renewer, Round, boot_instant};
 use super::watch::{LeaseWatch, Sight};
 use crate::api::DistributedLock;
 use crate::clock::Clock;
 use crate::engine::{Held, LockView, LossReason, Moment, hold_end};
+use crate::lease::StoreError;
 use crate::lease::view::lock_view;
 
 /// How long whoever gives the lock back, or has lost it, waits at most until the queue is left: by then every call was
@@ -42,6 +43,7 @@ struct Keep {
     /// claim is not named again; and in any case before that is answered.
     leaving: Option<JoinHandle<()>>,
     clock: Arc<dyn Clock>,
+    refusal: Refusal,
 }
 
 /// A grant that was had a moment ago, and what keeping it needs.
@@ -92,13 +94,16 @@ impl Had {
             release: asked,
             leaving,
             clock: Arc::clone(&locks.clock),
+            refusal: Refusal::default(),
         };
+        let refusal = keep.refusal.clone();
         tokio::spawn(keep.run());
         Guard {
             facts,
             state,
             release,
             clock: Arc::clone(&locks.clock),
+            refusal,
         }
     }
 }
@@ -193,6 +198,7 @@ impl Keep {
             match round {
                 Round::Renewed => {
                     trouble = None;
+                    self.refusal.set(None);
                     refused = false;
                     // A shorter lease has a quicker beat.
                     beat = beat.min(
@@ -218,6 +224,8 @@ impl Keep {
                     refused = true;
                 }
                 Round::Failed(reason, error) => {
+                    let forbidden = matches!(error, StoreError::Forbidden { .. });
+                    self.refusal.set(forbidden.then(|| error.to_string()));
                     if trouble != Some(reason) {
                         tracing::warn!(lock = %self.lock.name, %error, "a renewal failed; trying again until the renew deadline");
                     }

@@ -66,7 +66,7 @@ pub use guard::{Deadlines, Guard, Released, Resumable};
 pub use guards::{Guards, Lost, OneReleased};
 pub use several::{AcquireAll, AcquiringAll, all};
 
-use crate::api::names::{MAX_PRIORITY, is_claimant};
+use crate::api::names::{MAX_PRIORITY, is_claimant, is_label};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{LockView, Patience, PodRef, Terms};
 
@@ -243,7 +243,7 @@ impl Acquire {
 
     /// Refuses what can't work before anything is asked for.
     pub(crate) fn check(&self) -> Result<(), AcquireError> {
-        if !is_lock_name(&self.name) {
+        if !is_label(&self.name) {
             let name = self.name.clone();
             return Err(AcquireError::BadName { name });
         }
@@ -271,13 +271,4 @@ impl Acquire {
                 source,
             })
     }
-}
-
-fn is_lock_name(name: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !name.is_empty()
-        && name.len() <= 63
-        && name.chars().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }

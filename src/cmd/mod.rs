@@ -9,14 +9,18 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use k8s_openapi::jiff::SignedDuration;
-use leasehold::api::names::{CLAIMANT_RULE, is_claimant};
+use leasehold::api::names::{CLAIMANT_RULE, LABEL_RULE, is_claimant, is_label};
 use leasehold::clock::MonoInstant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tracing_subscriber::EnvFilter;
 
 mod crd;
 pub mod guard;
+mod log;
 mod operator;
 mod probe;
 mod request;
@@ -46,6 +50,19 @@ enum Command {
 }
 
 impl Cli {
+    /// The words of the command line, or how the process ends without them: `--help`, or what is wrong.
+    pub fn read() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| {
+            let _ = error.print();
+            if let Some(word) = command_without_dashes(&error) {
+                say(&format!(
+                    "put -- before the command: leasehold run … -- {word}"
+                ));
+            }
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+        })
+    }
+
     /// Runs the subcommand on this, the main thread.
     pub fn run(self) -> ExitCode {
         match self.command {
@@ -55,6 +72,19 @@ impl Cli {
             Command::Sidecar(args) => sidecar::run(args),
             Command::Probe(args) => probe::run(&args),
         }
+    }
+}
+
+/// The word with which a command begins that stands where options are expected.
+fn command_without_dashes(error: &clap::Error) -> Option<&str> {
+    let runs = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word))
+            if runs && error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-') =>
+        {
+            Some(word)
+        }
+        _ => None,
     }
 }
 
@@ -119,10 +149,20 @@ fn parse_claimant(text: &str) -> Result<String, String> {
     }
 }
 
-/// Logs to stderr, filtered by `RUST_LOG`, else by `default`.
+fn parse_namespace(text: &str) -> Result<String, String> {
+    if is_label(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("a namespace's name {LABEL_RULE}"))
+    }
+}
+
+/// Logs to stderr, filtered by `RUST_LOG`, else by `default`. What is wrong there is passed over: it may be meant for the
+/// command that runs.
 fn init_tracing(default: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let asked = log::asked().ok().flatten();
+    let filter = EnvFilter::try_new(asked.as_deref().unwrap_or(default))
+        .unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Words)

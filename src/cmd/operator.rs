@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-use super::{Words, parse_address, parse_duration, say};
+use super::{Words, log, parse_address, parse_duration, say};
 
 /// Run one replica of the operator: it makes the Leases of locks, ends silent holders, keeps queues in order, revokes,
 /// mirrors status, and tends claims. Several may run; one leads.
@@ -160,22 +160,25 @@ fn stop_on_signal() -> std::io::Result<watch::Receiver<bool>> {
 }
 
 fn log_to_stderr(format: LogFormat) {
-    let filter = EnvFilter::try_new(log_filter(std::env::var("RUST_LOG").ok()))
+    let asked = log::asked();
+    let filter = EnvFilter::try_new(log_filter(asked.clone().ok().flatten()))
         .unwrap_or_else(|_| EnvFilter::new(log_filter(None)));
-    let log = tracing_subscriber::fmt()
+    let layer = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Words)
         .log_internal_errors(false);
     match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => layer.with_ansi(false).init(),
+        LogFormat::Json => layer.json().init(),
+    }
+    if let Err(wrong) = asked {
+        tracing::warn!("RUST_LOG: {wrong}. It is not used: logs at info");
     }
 }
 
 /// What a watch is refused is said once, by us, unless somebody wants to hear it from below too.
 fn log_filter(asked: Option<String>) -> String {
     const BELOW: &str = "kube_runtime";
-    let asked = asked.filter(|asked| !asked.trim().is_empty());
     let asked = asked.unwrap_or_else(|| "info".to_owned());
     if asked.contains(BELOW) {
         asked

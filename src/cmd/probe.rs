@@ -10,7 +10,9 @@ use super::{parse_address, parse_duration, say};
 /// The longest answer that is read.
 const ANSWER_MOST: u64 = 64 * 1024;
 
-/// Ask a sidecar whether the lock is held, as an exec probe.
+/// Ask a sidecar, or a run with --health-addr, whether the lock is held.
+///
+/// For exec probes of images without a shell.
 ///
 /// Exit codes: 0 yes; 1 no, or no answer: the reason is printed; 2 usage.
 #[derive(clap::Args)]
@@ -21,7 +23,7 @@ pub struct Args {
     /// Ask whether it runs at all, not whether the lock is held
     #[arg(long, conflicts_with = "grant")]
     live: bool,
-    /// Print the grant as JSON, for a script that wants the token
+    /// Print the grant as JSON, for a script that wants the token; a sidecar's only
     #[arg(long)]
     grant: bool,
     /// How long to wait for the answer
@@ -45,6 +47,18 @@ pub fn run(args: &Args) -> ExitCode {
                 let _ = std::io::stdout().write_all(body.as_bytes());
             }
             ExitCode::SUCCESS
+        }
+        Ok((404, _)) if args.grant => {
+            say(&format!(
+                "{} tells of no grant: only a sidecar answers {path}; the command of a leasehold run has its token in \
+                 LEASEHOLD_FENCING_TOKEN",
+                args.addr
+            ));
+            ExitCode::FAILURE
+        }
+        Ok((code, body)) if body.trim().is_empty() => {
+            say(&format!("{} answers {path} with {code}", args.addr));
+            ExitCode::FAILURE
         }
         Ok((_, body)) => {
             say(body.trim_end());

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use self::health::Health;
 use self::held::Held;
 use super::request::Request;
-use super::{init_tracing, parse_address, parse_duration, say};
+use super::{init_tracing, parse_address, parse_duration, parse_namespace, say};
 
 pub(super) mod asking;
 pub(super) mod facts;
@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long = "lock", value_name = "LOCK", required = true)]
     locks: Vec<String>,
     /// The locks' namespace; by default the kubeconfig's, or the Pod's own
-    #[arg(long, short, value_name = "NS")]
+    #[arg(long, short, value_name = "NS", value_parser = parse_namespace)]
     namespace: Option<String>,
     #[command(flatten)]
     request: Request,

@@ -16,7 +16,7 @@ use self::told::Told;
 use self::volume::{Folder, Volume};
 use super::request::Request;
 use super::run::{EXIT_UNAVAILABLE, EXIT_USAGE, End, leave_last_words};
-use super::{init_tracing, parse_address, say};
+use super::{init_tracing, parse_address, parse_namespace, say};
 
 mod begin;
 mod life;
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "LOCK", required_unless_present = "new_work")]
     lock: Option<String>,
     /// The lock's namespace; by default the Pod's own, or the kubeconfig's
-    #[arg(long, short, value_name = "NS")]
+    #[arg(long, short, value_name = "NS", value_parser = parse_namespace)]
     namespace: Option<String>,
     #[command(flatten)]
     request: Request,

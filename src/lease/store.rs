@@ -80,7 +80,14 @@ impl StoreError {
     pub fn of(access: Access, error: &kube::Error) -> Self {
         let message = chain(error);
         match error {
-            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden {
+            kube::Error::Api(status) if status.code == 401 => Self::Forbidden {
+                access,
+                message: format!(
+                    "the server does not accept the credentials, which are wrong or have expired ({})",
+                    status.message
+                ),
+            },
+            kube::Error::Api(status) if status.code == 403 => Self::Forbidden {
                 access,
                 message: status.message.clone(),
             },

@@ -82,6 +82,10 @@ async fn a_pod_with_the_annotation_gets_the_sidecar_and_no_other_does() {
     assert_eq!(begin["args"], json!(["sidecar", "--new-work"]));
     let args = json!(["sidecar", "--lock=nightly", "--on-loss=exit"]);
     assert_eq!(sidecar["args"], args);
+    let node = &sidecar["env"][0];
+    assert_eq!(node["name"], "NODE_NAME");
+    let field = &node["valueFrom"]["fieldRef"];
+    assert_eq!(field["fieldPath"], "spec.nodeName");
     let rule = &sidecar["restartPolicyRules"][0];
     assert_eq!(rule["action"], "RestartAllContainers");
     assert_eq!(rule["exitCodes"]["values"], json!([76]));

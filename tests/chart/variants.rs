@@ -30,6 +30,9 @@ fn variants() -> Vec<Value> {
         json!({"image": {"repository": "registry.example.com/leasehold", "digest": format!("sha256:{}", "0".repeat(64))},
             "imagePullSecrets": [{"name": "pull"}], "commonLabels": {"team": "locks"}, "fullnameOverride": "locks",
             "serviceAccount": {"annotations": {"example.com/role": "x"}}}),
+        json!({"watchNamespaces": null, "networkPolicy": {"egress": null, "metricsFrom": null},
+            "log": {"level": "warn,leasehold::controller=debug, kube=off"},
+            "leaderElection": {"leaseDuration": "1m", "renewDeadline": "36000ms", "retryPeriod": "18s"}}),
         json!({"priorityClassName": "system-cluster-critical", "tolerations": [{"key": "infra", "operator": "Exists"}],
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                 {"matchExpressions": [{"key": "infra", "operator": "Exists"}]}]}}},
@@ -80,6 +83,20 @@ fn values_that_make_no_sense_are_refused_by_name() {
             "/leaderElection/leaseDuration",
         ),
         (json!({"log": {"format": "yaml"}}), "/log/format"),
+        (json!({"log": {"level": "loud"}}), "/log/level"),
+        (json!({"log": {"level": "leasehold=xx,,="}}), "/log/level"),
+        (
+            json!({"leaderElection": {"leaseDuration": "1500ms"}}),
+            "leaseDuration is 1500ms: it must be whole seconds",
+        ),
+        (
+            json!({"leaderElection": {"renewDeadline": "20s"}}),
+            "renewDeadline is 20s: it must be three to four fifths of leaseDuration, which is 15s",
+        ),
+        (
+            json!({"leaderElection": {"retryPeriod": "5100ms"}}),
+            "retryPeriod is 5100ms: it must be above 0 and at most half of renewDeadline, which is 10s",
+        ),
         (
             json!({"networkPolicy": {"egress": {"restrict": true, "apiServerPorts": []}}}),
             "/networkPolicy/egress/apiServerPorts",

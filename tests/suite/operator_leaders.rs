@@ -159,6 +159,27 @@ async fn impossible_settings_are_refused_before_anything_is_done() {
     }
 }
 
+/// A misspelt level once meant a module of that name, and silence from all others.
+#[test]
+fn a_log_level_that_is_none_is_told_and_not_used() {
+    let log = |level: &str| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_leasehold"))
+            .args(["operator", "--http-addr=127.0.0.1:0"])
+            .env("KUBECONFIG", "/nowhere")
+            .env("RUST_LOG", level)
+            .output()
+            .expect("it runs");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for level in ["loud", "leasehold=xx,,="] {
+        let words = log(level);
+        assert!(words.contains("is no log level"), "{level}: {words}");
+        assert!(words.contains("logs at info"), "{level}: {words}");
+    }
+    let words = log("warn,leasehold=debug");
+    assert!(!words.contains("is no log level"), "{words}");
+}
+
 /// Each restart of the operator begins to observe anew; a waiter has observed all the while.
 #[tokio::test]
 async fn restarts_of_the_operator_keep_no_silent_holder_alive() {

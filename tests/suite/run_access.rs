@@ -94,12 +94,52 @@ async fn a_missing_right_is_named_and_not_waited_for() {
         let ended = bench.run(lock).env("KUBECONFIG", &kubeconfig).ends().await;
         let says = format!("not allowed to {verb} {resource}.");
         let place = format!("in namespace {:?}", bench.namespace);
-        ended.assert(69, &[&says, &place]);
+        ended.assert(69, &[&says, &place, "bind the ClusterRole leasehold-user"]);
     }
     // Nobody is left in the queue, and the holder is not disturbed.
     bench.until_waiting(0).await;
     assert!(bench.lease("held").await.spec.holder.starts_with("holder/"));
     drop(holder);
+    bench.finish().await;
+}
+
+/// Who may queue up but do no more says so at once, leaves what it can't take along, and ends in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_only_make_claims_hears_so_at_once_and_ends_in_time() {
+    let bench = Bench::new().await;
+    bench.opened("held", 15).await;
+    let holder = bench.works("held", "holder").await;
+    let only = ("leasehold.dev", "lockclaims", &["create"][..]);
+    let kubeconfig = bench.account("only", &[LOCKS, LEASES, only]).await;
+    let run = bench.run("held").by("waiter").with(&["--wait", "8s"]);
+    let run = run.env("KUBECONFIG", &kubeconfig).start();
+    let refused = "not allowed to list lockclaims.leasehold.dev";
+    let said = format!("{refused} ");
+    run.says(&said).await;
+    let began = MonoInstant::now();
+    let ended = run.ends(BUSY).await;
+    // Leaving as long as others do would be ten seconds more.
+    let took = MonoInstant::now().saturating_duration_since(began);
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    let left = "the claim is left in the queue: not allowed to delete lockclaims";
+    ended.assert(69, &["trying again", refused, left]);
+    drop(holder);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_that_the_server_does_not_know_are_told_as_such() {
+    let bench = Bench::new().await;
+    bench.opened("free", 5).await;
+    let kubeconfig = account(&bench, "known", "none", "none").await;
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["users"][0]["user"]["token"] = "nobody".into();
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let run = bench.run("free").env("KUBECONFIG", &kubeconfig);
+    let ended = run.ends().await;
+    ended.assert(69, &["does not accept the credentials"]);
+    assert!(!ended.stderr.contains("ClusterRole"), "{ended:?}");
     bench.finish().await;
 }
 

@@ -229,19 +229,25 @@ impl Bench {
 
     /// A `leasehold run` to be started.
     pub fn run(&self, lock: &str) -> RunBuilder {
-        self.on_lock(RunBuilder::new(self.new_folder()), lock)
+        self.run_in(&self.namespace, lock)
+    }
+
+    /// The same, of a lock in this namespace.
+    pub fn run_in(&self, namespace: &str, lock: &str) -> RunBuilder {
+        self.on_lock(RunBuilder::new(self.new_folder()), namespace, lock)
             .env("JOURNAL", self.journal_file())
     }
 
     /// A `leasehold sidecar` to be started.
     pub fn sidecar(&self, lock: &str) -> RunBuilder {
-        self.on_lock(RunBuilder::of(self.new_folder(), "sidecar"), lock)
+        let sidecar = RunBuilder::of(self.new_folder(), "sidecar");
+        self.on_lock(sidecar, &self.namespace, lock)
     }
 
-    fn on_lock(&self, builder: RunBuilder, lock: &str) -> RunBuilder {
+    fn on_lock(&self, builder: RunBuilder, namespace: &str, lock: &str) -> RunBuilder {
         builder
             .option("--lock", lock)
-            .option("--namespace", &self.namespace)
+            .option("--namespace", namespace)
             .env("KUBECONFIG", &self.kubeconfig)
     }
 

@@ -1,6 +1,7 @@
 //! `leasehold run --health-addr`, and what else a claim is asked with.
 
 use std::net::TcpListener;
+use std::process::Command;
 
 use kube::api::ListParams;
 use leasehold::api::LockClaim;
@@ -66,6 +67,16 @@ async fn heldz_says_held_while_the_lock_is_held_and_why_not_otherwise() {
     let left = told["remainingSeconds"].as_f64().unwrap();
     assert!(left > 0.0 && left < 15.0, "{left}");
     assert_eq!(code(&address, "/nothing").await, Some(404));
+    let asked = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        .args(["probe", "--timeout", "10s", "--grant", "--addr", &address])
+        .output();
+    let asked = asked.expect("the program runs");
+    let words = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(asked.status.code(), Some(1), "{words}");
+    assert!(
+        words.contains("only a sidecar answers /v1/grant"),
+        "{words}"
+    );
     run.signal(Signal::TERM);
     run.ends(BUSY).await.assert(143, &[]);
     assert_eq!(code(&address, "/livez").await, None);

@@ -29,8 +29,10 @@ async fn holder_and_waiter(bench: &Bench, proxy: &Proxy, lock: &str) -> (Run, Ru
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_is_dead_before_a_lease_that_cannot_be_renewed_ends() {
     let bench = Bench::new().await;
-    for (lock, verb, fault, reason) in [
-        ("forbidden", "update", Fault::Refuse(403), "Forbidden"),
+    let refused =
+        "(Forbidden): ending the command; not allowed to update leases.coordination.k8s.io";
+    for (lock, verb, fault, says) in [
+        ("forbidden", "update", Fault::Refuse(403), refused),
         ("hung", "*", Fault::Hang, "Unreachable"),
         ("failing", "*", Fault::Refuse(503), "Unreachable"),
     ] {
@@ -39,7 +41,7 @@ async fn a_command_is_dead_before_a_lease_that_cannot_be_renewed_ends() {
         let (mut holder, waiter) = holder_and_waiter(&bench, &proxy, lock).await;
         proxy.always(verb, "*", fault);
         proxy.swallow_open_connections();
-        holder.exits(BUSY).await.assert(76, &[reason]);
+        holder.exits(BUSY).await.assert(76, &[says]);
         assert!(holder.commands().is_empty(), "{lock}");
         waiter.ends(BUSY).await.assert(0, &[]);
         bench.assert_one_at_a_time();

@@ -108,6 +108,54 @@ async fn what_cannot_work_is_refused_before_anything_is_written() {
     bench.finish().await;
 }
 
+/// `leasehold` with these words, and no server.
+fn says(words: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let output = command.args(words).env("KUBECONFIG", "/nowhere").output();
+    let output = output.expect("it runs");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), words)
+}
+
+#[test]
+fn a_namespace_that_cannot_be_one_is_told_before_anything_is_asked_for() {
+    for namespace in ["", "Bad NS", "team/x", "../default", "a.b"] {
+        for words in [
+            &["run", "--lock", "a", "-n", namespace, "--", "true"][..],
+            &["sidecar", "--lock", "a", "--namespace", namespace],
+        ] {
+            let (code, said) = says(words);
+            assert_eq!(code, Some(2), "{words:?}: {said}");
+            for word in ["--namespace", "must be a DNS label"] {
+                assert!(said.contains(word), "{words:?}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_command_without_dashes_is_told_to_put_them() {
+    let (code, said) = says(&["run", "--lock", "a", "true"]);
+    assert_eq!(code, Some(2));
+    let tip = "put -- before the command: leasehold run … -- true";
+    assert!(said.contains(tip), "{said}");
+    let (code, said) = says(&["run", "--lock", "a", "--no-such-flag", "--", "true"]);
+    assert_eq!(code, Some(2));
+    assert!(!said.contains("put --"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_not_there_is_told_in_the_place_of_a_command_that_must_fail() {
+    let bench = Bench::new().await;
+    for more in [&[][..], &["--wait-for-lock", "--try"]] {
+        let run = bench.run_in("no-such-namespace", "a").with(more);
+        let ended = run.ends().await;
+        ended.assert(69, &["there is no such namespace"]);
+        assert!(!ended.stderr.contains("kubectl apply"), "{ended:?}");
+    }
+    bench.finish().await;
+}
+
 /// coreos/airlock#81, jenkins lockable-resources#222: "who holds it, who is next?"
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_get_the_lock_hears_who_holds_it_since_when_with_which_token_and_ones_place() {

@@ -66,3 +66,33 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* A duration, such as 15s, in milliseconds. */}}
+{{- define "leasehold.milliseconds" -}}
+{{- $number := regexFind "[1-9][0-9]*" . | int64 -}}
+{{- if hasSuffix "ms" . -}}
+{{- $number -}}
+{{- else if hasSuffix "m" . -}}
+{{- mul $number 60000 -}}
+{{- else -}}
+{{- mul $number 1000 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Times of the election that do not fit together are refused here: a replica would refuse them at each start. */}}
+{{- define "leasehold.checkElection" -}}
+{{- with .Values.leaderElection -}}
+{{- $lease := include "leasehold.milliseconds" .leaseDuration | int64 -}}
+{{- $renew := include "leasehold.milliseconds" .renewDeadline | int64 -}}
+{{- $retry := include "leasehold.milliseconds" .retryPeriod | int64 -}}
+{{- if or (lt $lease 1000) (gt $lease 3600000) (mod $lease 1000) -}}
+{{- fail (printf "\n\nleaderElection.leaseDuration is %s: it must be whole seconds, from 1s to 60m.\n" .leaseDuration) -}}
+{{- end -}}
+{{- if or (lt (mul $renew 5) (mul $lease 3)) (gt (mul $renew 5) (mul $lease 4)) -}}
+{{- fail (printf "\n\nleaderElection.renewDeadline is %s: it must be three to four fifths of leaseDuration, which is %s.\n" .renewDeadline .leaseDuration) -}}
+{{- end -}}
+{{- if or (lt $retry 1) (gt (mul $retry 2) $renew) -}}
+{{- fail (printf "\n\nleaderElection.retryPeriod is %s: it must be above 0 and at most half of renewDeadline, which is %s.\n" .retryPeriod .renewDeadline) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -218,6 +218,7 @@ impl Seeker {
     /// Why it was not had in time.
     pub(super) fn out_of_time(&mut self) -> AcquireError {
         match self.last_error.take() {
+            Some(error @ StoreError::Forbidden { .. }) => AcquireError::Forbidden(error),
             Some(error) if !self.contact => AcquireError::Unreachable(error),
             _ if self.no_lock_said.is_some() => self.no_such_lock(),
             _ => AcquireError::TimedOut(Box::new(self.report(self.why))),
@@ -247,7 +248,11 @@ impl Seeker {
             if self.refusals.refused(access, now) || !queued {
                 return Step::Over(AcquireError::Forbidden(error));
             }
+            if self.failures == 0 {
+                self.announce(&Progress::Trouble(error.to_string()));
+            }
             self.failures += 1;
+            self.last_error = Some(error);
             return Step::Pause(backoff(REFUSED));
         }
         let give_up = match self.patience {

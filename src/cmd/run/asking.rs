@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::DeserializeGuard;
 use leasehold::api::{DistributedLock, DistributedLockSpec, names};
 use leasehold::client::{
     self, AcquireAllError, AcquireError, AcquiringAll, ConnectError, Guards, Locks, Progress,
 };
-use leasehold::lease::store::chain;
+use leasehold::lease::store::{StoreError, chain};
 use leasehold::supervise::{Signal, Signals, exit_code_for_signal};
 use serde_json::json;
 
@@ -166,16 +167,15 @@ pub(in crate::cmd) async fn not_had(
         AcquireError::Busy(_) => (busy_code, "Busy"),
         AcquireError::TimedOut(_) => (busy_code, "TimedOut"),
         AcquireError::Rejected { .. } => (busy_code, "Rejected"),
-        AcquireError::NoSuchLock { .. } if waits => {
-            words.push_str(": nobody made it in time");
-            (EXIT_UNAVAILABLE, "NoSuchLock")
-        }
         AcquireError::NoSuchLock { lock, namespace } => {
-            words = format!("{words}{}", advice(locks, lock, namespace).await);
+            words.push_str(&advice(locks, lock, namespace, waits).await);
             (EXIT_UNAVAILABLE, "NoSuchLock")
         }
         AcquireError::NotReady(_) => (EXIT_UNAVAILABLE, "NotReady"),
-        AcquireError::Forbidden(_) => (EXIT_UNAVAILABLE, "Forbidden"),
+        AcquireError::Forbidden(error) => {
+            words.push_str(rights(error));
+            (EXIT_UNAVAILABLE, "Forbidden")
+        }
         AcquireError::Unreachable(_) => (EXIT_UNAVAILABLE, "Unreachable"),
         AcquireError::NewerVersion { .. } => (EXIT_UNAVAILABLE, "NewerVersion"),
         AcquireError::NoTokenLeft { .. } => (EXIT_UNAVAILABLE, "NoTokenLeft"),
@@ -195,8 +195,18 @@ pub(in crate::cmd) async fn not_had(
     end
 }
 
-/// The nearest names, where they may be listed, and the command that makes the lock.
-async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
+/// Where to get the rights from, if RBAC refused; a policy says by itself what to do.
+fn rights(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Forbidden { message, .. } if message.contains(" cannot ") => {
+            "; bind the ClusterRole leasehold-user in the lock's namespace, or a Role as docs/helm.md shows it"
+        }
+        _ => "",
+    }
+}
+
+/// What is missing: definitions, namespace or, with the nearest names and the command that makes it, the lock.
+async fn advice(locks: &Locks, lock: &str, namespace: &str, waits: bool) -> String {
     let api: Api<DeserializeGuard<DistributedLock>> = Api::namespaced(locks.client(), namespace);
     let listed = tokio::time::timeout(
         Duration::from_secs(3),
@@ -214,6 +224,12 @@ async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
             .collect(),
         _ => vec![],
     };
+    if is_missing(locks, namespace).await {
+        return "; there is no such namespace: make it, or name another by --namespace".to_owned();
+    }
+    if waits {
+        return ": nobody made it in time".to_owned();
+    }
     near.sort_by_cached_key(|name| strsim::damerau_levenshtein(name, lock));
     near.retain(|name| {
         strsim::damerau_levenshtein(name, lock) <= 3
@@ -233,6 +249,13 @@ async fn advice(locks: &Locks, lock: &str, namespace: &str) -> String {
     format!(
         "{near}\nto make it: echo '{object}' | kubectl apply -f -\nor add --create, or --wait-for-lock to wait for it"
     )
+}
+
+/// Whether there is no such namespace; not, where that may not be read.
+async fn is_missing(locks: &Locks, namespace: &str) -> bool {
+    let api: Api<Namespace> = Api::all(locks.client());
+    let found = tokio::time::timeout(Duration::from_secs(3), api.get_opt(namespace)).await;
+    matches!(found, Ok(Ok(None)))
 }
 
 fn not_installed() -> String {

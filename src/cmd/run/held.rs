@@ -221,8 +221,18 @@ impl Held<'_> {
             }
             _ => format!("lost lock {lock:?} ({reason})"),
         };
+        let refused = self.refusal(lost);
         self.health.not_held(&why);
-        say(&format!("{why}: ending the command"));
+        say(&format!("{why}: ending the command{refused}"));
+    }
+
+    /// What was refused, if that is why.
+    fn refusal(&self, lost: &Lost) -> String {
+        let guard = self.guards.get(&lost.lock);
+        let words = guard
+            .filter(|_| lost.reason == LossReason::Forbidden)
+            .and_then(Guard::refusal);
+        words.map_or_else(String::new, |words| format!("; {words}"))
     }
 
     async fn finish(self, verdict: Verdict, lost: Option<Lost>) -> End {

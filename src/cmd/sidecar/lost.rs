@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Preconditions};
-use leasehold::client::Released;
 use leasehold::client::identity::own_pod_and_namespace;
+use leasehold::client::{LossReason, Released};
 use leasehold::clock::BootInstant;
 use leasehold::supervise::{Mark, Neighbours};
 
@@ -42,8 +42,14 @@ impl Life {
         let kill_at = work.kill_at(BootInstant::now());
         let over = self.over(reason, work);
         let withdrawn = tokio::time::timeout(WITHDRAWN_WITHIN, self.volume.over(over));
+        // What was refused, if that is why.
+        let refused = holding
+            .as_ref()
+            .filter(|_| reason == LossReason::Forbidden.as_str())
+            .and_then(|holding| holding.guard.refusal());
+        let words = refused.map_or_else(|| why.clone(), |refused| format!("{why}: {refused}"));
         // Words come last: they may have to wait for who reads them.
-        let said = async { say(&why) };
+        let said = async { say(&words) };
         let (withdrawn, app_ended, ()) =
             futures::join!(withdrawn, self.end_app(&spared, kill_at), said);
         if let Ok(Err(error)) = withdrawn {
