@@ -170,8 +170,14 @@ async fn what_a_pod_has_stays_and_what_can_not_be_injected_is_refused() {
     }
     let wrong = json!({names::ANNOTATION_LOCK: "Nightly Billing"});
     let pray = on_loss("pray");
+    let no_lock = json!({names::ANNOTATION_ON_LOSS: "stay"});
     for (notes, spec, words) in [
         (&wrong, &plain(), "must be the name of a DistributedLock"),
+        (
+            &no_lock,
+            &plain(),
+            "name the lock in the annotation leasehold.dev/lock",
+        ),
         (&pray, &plain(), "must be exit, stay or delete-pod"),
         (&asks(), &blind, "leave automountServiceAccountToken out"),
         (&asks(), &on_the_host, "not on the host's network"),
