@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
-use kube::core::PartialObjectMeta;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,6 +59,16 @@ pub enum Written<K> {
     Conflict,
     /// It is gone.
     Gone,
+}
+
+/// What a read of a claim found.
+pub enum FoundClaim {
+    /// One that can be read.
+    There(Box<LockClaim>),
+    /// None of this name.
+    NotThere,
+    /// It can't be decoded, as when a newer version made it: it takes part in no queue, and stops nobody.
+    Damaged,
 }
 
 /// The hands of the operator.
@@ -140,14 +150,16 @@ impl Writer {
     }
 
     /// Reads a claim.
-    pub async fn get_claim(&self, key: &Key) -> Result<Option<LockClaim>, StoreError> {
-        let api: Api<LockClaim> = Api::namespaced(self.client.clone(), &key.namespace);
-        bounded(
-            access("get", CLAIMS, key),
-            CALL_TIMEOUT,
-            api.get_opt(&key.name),
-        )
-        .await
+    pub async fn get_claim(&self, key: &Key) -> Result<FoundClaim, StoreError> {
+        let api: Api<DeserializeGuard<LockClaim>> =
+            Api::namespaced(self.client.clone(), &key.namespace);
+        let call = api.get_opt(&key.name);
+        let found = bounded(access("get", CLAIMS, key), CALL_TIMEOUT, call).await?;
+        Ok(match found.map(|found| found.0) {
+            None => FoundClaim::NotThere,
+            Some(Ok(claim)) => FoundClaim::There(Box::new(claim)),
+            Some(Err(_)) => FoundClaim::Damaged,
+        })
     }
 
     /// The uids of all claims on a lock.

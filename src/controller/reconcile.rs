@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
 use super::Shared;
-use super::apply::{WriteError, Writer, Written};
+use super::apply::{FoundClaim, WriteError, Writer, Written};
 use super::events::Events;
 use super::index::{Key, Source};
 use super::status::Trouble;
@@ -226,7 +226,7 @@ impl Reconciler {
             OperatorMove::Open | OperatorMove::Wait { .. } => Ok(()),
             OperatorMove::Create(spec) => self.create(key, lease, &spec).await,
             OperatorMove::ReadLock => self.read_lock(key).await,
-            OperatorMove::ReadClaim(claim) => self.read_claim(key, &claim).await,
+            OperatorMove::ReadClaim(claim) => self.read_next(key, &claim).await,
             OperatorMove::ReadHolder(uid) => self.read_holder(key, lease, &uid).await,
             OperatorMove::Finish { claim, why } => self.finish(key, &claim, why).await,
             OperatorMove::Prolong { record, total } => {
@@ -384,11 +384,14 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn read_claim(&self, key: &Key, claim: &ClaimRef) -> Result<(), WriteError> {
+    async fn read_next(&self, key: &Key, claim: &ClaimRef) -> Result<(), WriteError> {
         let name = Key::new(&key.namespace, &claim.name);
-        let found = self.writer.get_claim(&name).await?;
-        let found = found.filter(|found| found.metadata.uid.as_deref() == Some(&claim.uid));
-        let counts = found.as_ref().is_some_and(waits);
+        let counts = match self.writer.get_claim(&name).await? {
+            FoundClaim::There(found) => {
+                found.metadata.uid.as_deref() == Some(&claim.uid) && waits(&found)
+            }
+            FoundClaim::NotThere | FoundClaim::Damaged => false,
+        };
         self.shared.index().turns_mut(key).claim_read(claim, counts);
         Ok(())
     }

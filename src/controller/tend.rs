@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 
-use super::apply::{WriteError, Written};
+use super::apply::{FoundClaim, WriteError, Written};
 use super::claims::holds::finished;
 use super::claims::{self, ClaimAction, Claims};
 use super::index::{Key, Source};
@@ -168,12 +168,7 @@ impl Reconciler {
             due
         });
         for (key, uid) in kept.into_iter().filter(|_| due) {
-            match self.writer.get_claim(&key).await? {
-                Some(claim) => {
-                    self.shared.index().claim_seen(claim, Source::Read);
-                }
-                None => self.claim_is_gone(&key, &uid.unwrap_or_default()),
-            }
+            self.read_claim(&key, &uid.unwrap_or_default()).await?;
         }
         Ok(())
     }
@@ -244,12 +239,7 @@ impl Reconciler {
                 tracing::info!(%lock, claim = key.name, ?why, "a hold is over");
                 self.shared.index().claim_seen(*claim, Source::Read);
             }
-            Written::Conflict => match self.writer.get_claim(&key).await? {
-                Some(claim) => {
-                    self.shared.index().claim_seen(claim, Source::Read);
-                }
-                None => self.claim_is_gone(&key, &claim.uid),
-            },
+            Written::Conflict => self.read_claim(&key, &claim.uid).await?,
             Written::Gone => self.claim_is_gone(&key, &claim.uid),
         }
         Ok(())
@@ -273,18 +263,31 @@ impl Reconciler {
             return Ok(false);
         };
         let claim = match self.writer.get_claim(&key).await.map_err(WriteError::from) {
-            Ok(Some(claim)) => claim,
-            Ok(None) => {
+            Ok(FoundClaim::There(claim)) => claim,
+            Ok(FoundClaim::NotThere) => {
                 self.claim_is_gone(&key, uid);
                 return Ok(false);
             }
+            Ok(FoundClaim::Damaged) => return Ok(false),
             // A claim that may not be read is not to stop those behind it: what is in view must do.
             Err(error) if error.is_refusal() => return Ok(true),
             Err(error) => return Err(error),
         };
         let still = claim.metadata.uid.as_deref() == Some(uid) && waits(&claim);
-        self.shared.index().claim_seen(claim, Source::Read);
+        self.shared.index().claim_seen(*claim, Source::Read);
         Ok(still)
+    }
+
+    /// Reads a claim that is in view, as the one with this uid.
+    async fn read_claim(&self, key: &Key, uid: &str) -> Result<(), WriteError> {
+        match self.writer.get_claim(key).await? {
+            FoundClaim::There(claim) => {
+                self.shared.index().claim_seen(*claim, Source::Read);
+            }
+            FoundClaim::NotThere => self.claim_is_gone(key, uid),
+            FoundClaim::Damaged => {}
+        }
+        Ok(())
     }
 
     fn claim_is_gone(&self, key: &Key, uid: &str) {

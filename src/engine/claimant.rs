@@ -328,10 +328,8 @@ impl Claimant {
                 self.lease_seen(slot, Some(record), Seen::Watched, now);
                 None
             }
+            // A conflict may be with this very write, if a proxy sent it twice: a read tells.
             (_, Answer::Refused) => {
-                if matches!(write, Write::Take { .. }) && !self.may_land {
-                    self.pending = None;
-                }
                 self.read_again(slot);
                 None
             }

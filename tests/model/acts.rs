@@ -51,6 +51,9 @@ impl World {
                     if budget.slow_answers > 0 {
                         act(Do::Land(Fate::AnswerSlow));
                     }
+                    if budget.repeats > 0 {
+                        act(Do::Land(Fate::Repeated));
+                    }
                     if budget.late_writes > 0 {
                         act(Do::Land(Fate::GivenUp));
                     }
@@ -277,6 +280,7 @@ impl World {
             Fate::Answered => {}
             Fate::AnswerLost => self.budget.lost_answers -= 1,
             Fate::AnswerSlow => self.budget.slow_answers -= 1,
+            Fate::Repeated => self.budget.repeats -= 1,
             Fate::GivenUp => self.budget.late_writes -= 1,
         }
     }

@@ -76,6 +76,26 @@ fn writes_that_land_late_or_are_not_answered() {
     );
 }
 
+/// Clients behind a proxy that repeats what it got no answer to: the conflict is with their own write.
+#[test]
+fn writes_that_a_proxy_repeats() {
+    for patience in [Patience::Wait, Patience::Try] {
+        let budget = budget(|b| {
+            b.repeats = 1;
+            b.stops = 1;
+        });
+        holds(
+            "repeated",
+            Setup {
+                clients: vec![patience, Patience::Wait],
+                operators: 0,
+                budget,
+                ..Setup::default()
+            },
+        );
+    }
+}
+
 #[test]
 fn answers_that_come_late() {
     let budget = budget(|b| {

@@ -33,6 +33,8 @@ impl World {
                     });
                 }
                 Fate::AnswerLost => world.answer(setup, client, air, Answer::Unknown),
+                // A proxy sent it twice, and passes on the answer to the second.
+                Fate::Repeated => world.answer(setup, client, air, Answer::Refused),
                 _ => world.answer(setup, client, air, answer),
             }
         });

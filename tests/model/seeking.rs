@@ -1,6 +1,6 @@
 //! The shell of a client that asks for the lock; and how any client hears and reads.
 
-use leasehold::engine::{Held, Moment, Move, OnHolderLost, Seen, Write};
+use leasehold::engine::{Claimant, Held, Moment, Move, OnHolderLost, Seen, Write};
 
 use super::client::{Air, Client, Phase, Sent, identity};
 use super::mutations::{self, Broken};
@@ -83,6 +83,13 @@ impl World {
                 }
                 continue;
             }
+            let parts = matches!(
+                step,
+                Move::DeleteClaim(_) | Move::StartOver | Move::Refuse(_) | Move::Gone
+            );
+            if parts && setup.budget.restored_leases == 0 && self.shows(&client.mind) {
+                self.violation = Some(Violation::Stranded);
+            }
             match step {
                 Move::MakeClaim => {
                     let claim = self.server.make_claim(client.number, client.priority);
@@ -130,6 +137,13 @@ impl World {
             }
         }
         self.violation = Some(Violation::Restless);
+    }
+
+    /// Whether a slot is held by the grant that this claimant asks for: once it parts from its identity, nobody renews it.
+    fn shows(&self, mind: &Claimant) -> bool {
+        self.server
+            .all()
+            .any(|lease| lease.spec.holder == mind.identity())
     }
 
     /// Answers a read as things are; `false` if `step` is none.

@@ -96,6 +96,11 @@ impl Server {
         self.leases[slot as usize].clone()
     }
 
+    /// Every slot's Lease that there is.
+    pub fn all(&self) -> impl Iterator<Item = &Part<LeaseRecord>> {
+        self.leases.iter().flatten()
+    }
+
     /// A uid in the form of all uids, which tells our identities from those of other clients.
     pub fn new_uid(&mut self) -> String {
         self.uids += 1;

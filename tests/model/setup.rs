@@ -85,6 +85,8 @@ pub struct Budget {
     pub renewals: u8,
     /// Applied, and never answered.
     pub lost_answers: u8,
+    /// Applied, and answered as a conflict: a proxy sent it twice.
+    pub repeats: u8,
     /// Given up by the sender, applied at any later time or never.
     pub late_writes: u8,
     /// Applied at once, answered at any later time.

@@ -94,6 +94,8 @@ pub enum Fate {
     Answered,
     AnswerLost,
     AnswerSlow,
+    /// Applied, and answered as a conflict.
+    Repeated,
     /// Not applied yet, and the sender gives up.
     GivenUp,
 }

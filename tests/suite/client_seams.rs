@@ -373,3 +373,24 @@ async fn who_leaves_with_a_take_open_that_must_not_be_sent_again_settles_it_by_l
     proxy.assert_guarded();
     bench.finish().await;
 }
+
+/// A proxy on the way sends the take twice, and passes on the answer to the second: the conflict is with its own write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_that_a_proxy_repeats_is_had() {
+    let bench = Bench::new().await;
+    for (lock, wait) in [("tried", Duration::ZERO), ("waited", BUSY)] {
+        bench.opened(lock, 20).await;
+        bench.edit_lock(lock, json!({"onHolderLost": "Hold"})).await;
+        let proxy = Proxy::new(&bench).await;
+        proxy.fault("update", "leases", 1, Fault::CommitThen(409));
+        let asked = proxy.locks().lock(lock).claimant("a").wait(wait);
+        let guard = within(BUSY, "it is had", asked.acquire()).await;
+        let guard = guard.expect("it is free, and nobody else wants it");
+        assert_eq!(bench.lease(lock).await.spec.holder, guard.identity());
+        assert!(guard.is_held());
+        // The take, and a renewal that proves since when.
+        assert_eq!(proxy.puts().len(), 2, "{lock}");
+        guard.release().await.unwrap();
+    }
+    bench.finish().await;
+}

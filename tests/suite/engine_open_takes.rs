@@ -318,6 +318,68 @@ fn who_has_no_claim_settles_by_a_name_that_counts_for_nobody() {
     assert_eq!(taken.record.next, None, "the queue stands on slot 0");
 }
 
+/// A proxy sends a take twice and passes on the answer to the second: the conflict is with its own write.
+#[test]
+fn a_take_that_is_refused_though_it_was_applied_is_found_by_the_read_after_it() {
+    for (patience, stops) in [
+        (Patience::Wait, false),
+        (Patience::Try, false),
+        (Patience::Wait, true),
+    ] {
+        let mut stage = Stage::new(patience, free());
+        let take = stage.takes(1);
+        stage.revision += 1;
+        let mut applied = take.record.clone();
+        applied.resource_version = stage.revision;
+        stage.leases[1] = applied;
+        let write = Write::Take { slot: 1, take };
+        stage.me.sending(&write);
+        let answer = stage
+            .me
+            .answered(&write, Answer::Refused, stage.now, stage.now);
+        assert!(answer.is_none());
+        if stops {
+            stage.me.stop();
+        }
+        let found = stage.writes();
+        assert!(matches!(found, Write::Confirm { slot: 1, .. }), "{found:?}");
+    }
+}
+
+/// And one that was refused, and shows the Lease unchanged, is made anew, with a lock that may be another by now.
+#[test]
+fn a_take_that_is_refused_and_left_no_trace_is_over() {
+    let mut stage = Stage::new(Patience::Wait, free());
+    let write = Write::Take {
+        slot: 1,
+        take: stage.takes(1),
+    };
+    stage.me.sending(&write);
+    let answer = stage
+        .me
+        .answered(&write, Answer::Refused, stage.now, stage.now);
+    assert!(answer.is_none());
+    stage.me.stop();
+    assert_eq!(stage.does(), Move::Gone);
+}
+
+/// A Lease that somebody filled with the uid of a claim that waits: that claim is spent.
+#[test]
+fn who_waits_by_a_claim_for_which_somebody_else_holds_makes_another() {
+    let mut stage = Stage::new(Patience::Wait, new_lease(110));
+    stage.changes(0, |lease| {
+        lease.spec.holder = format!("forged/{}", uid("me"))
+    });
+    let mut second = new_lease(120);
+    second.spec.holder = identity("other");
+    second.spec.duration_seconds = Some(3600);
+    stage.leases[1] = LeaseRecord {
+        uid: "L2".to_owned(),
+        ..second
+    };
+    assert_eq!(stage.does(), Move::DeleteClaim(claim("me")));
+}
+
 #[test]
 fn who_leaves_with_a_take_open_settles_it_first() {
     // Named on slot 0, with a take of that open: by moving `next` on.

@@ -75,9 +75,10 @@ mod operator_refused;
 mod operator_rig;
 #[cfg(target_os = "linux")]
 mod operator_shared;
+#[cfg(target_os = "linux")]
+mod operator_skew;
 #[cfg(feature = "cli")]
 mod operator_slots;
-#[cfg(target_os = "linux")]
 mod operator_storms;
 #[cfg(feature = "cli")]
 mod operator_wire;

@@ -65,8 +65,13 @@ impl Claimant {
                 wait
             };
         }
-        // An identity serves one grant: if this one's came and went unnoticed, it is spent.
-        if self.slots.values().any(|s| s.shows(&self.who.identity)) {
+        // An identity serves one grant: if this one's came and went unnoticed, it is spent; so is a claim for which somebody
+        // else holds.
+        let own = self.claim.as_ref().map(|claim| claim.uid.as_str());
+        let is_spent = |sight: &Sight| {
+            sight.shows(&self.who.identity) || own.is_some() && sight.holder_uid() == own
+        };
+        if self.slots.values().any(is_spent) {
             return self
                 .claim
                 .clone()

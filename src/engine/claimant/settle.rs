@@ -29,7 +29,9 @@ impl Claimant {
                 );
                 return Some(Move::Write(Write::Confirm { slot, record }));
             }
-            if lease.uid == base.uid && lease.resource_version == base.resource_version {
+            let unchanged =
+                lease.uid == base.uid && lease.resource_version == base.resource_version;
+            if unchanged && self.may_land {
                 return None;
             }
         }
