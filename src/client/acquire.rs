@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub use self::progress::{Progress, WaitReport};
-use self::refusals::{Refusals, Right};
+use self::refusals::{Failures, Refusals, Right};
 use self::watches::Watches;
 use super::calls::CALL_LIMIT;
 use super::claims::ClaimStore;
@@ -104,11 +104,15 @@ struct Seeker {
     /// Why the claimant was told to stop, and by when it must have.
     ending: Option<(Ending, Moment)>,
     contact: bool,
-    failures: u32,
+    failures: Failures,
+    /// The states of Leases, by slot, that a write was last turned down for: uid and resourceVersion.
+    turned_down: BTreeMap<u32, (String, u64)>,
     /// The name of a claim whose creation is not settled.
     making: Option<String>,
     /// A claim of its own that waits no longer, as a list of claims said; why is not known yet.
     doubtful: Option<ClaimRef>,
+    /// How often in a row a list did not show a claim of its own.
+    doubts: u32,
     /// The latest failure, while nothing has succeeded since.
     last_error: Option<StoreError>,
     refusals: Refusals,
@@ -163,9 +167,11 @@ impl Seeker {
             wait_until: request.wait.map(|wait| started.saturating_add(wait)),
             ending: None,
             contact: false,
-            failures: 0,
+            failures: Failures::default(),
+            turned_down: BTreeMap::new(),
             making: None,
             doubtful: None,
+            doubts: 0,
             last_error: None,
             refusals: Refusals::default(),
             no_lock_said: None,
@@ -209,7 +215,7 @@ impl Seeker {
                 && let Some(name) = self.making.clone()
             {
                 if let Step::Pause(pause) = self.find_claim(&name).await {
-                    tokio::time::sleep(pause).await;
+                    self.pause(pause, &mut caller).await;
                 }
                 continue;
             }
@@ -286,12 +292,16 @@ impl Seeker {
 
     /// Waits for so long, but not beyond its own end, nor its caller's.
     async fn pause(&mut self, pause: Duration, caller: &mut Caller) {
-        let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
-        let left = end.map_or(pause, |end| end.saturating_sub(self.mono()));
         tokio::select! {
-            () = tokio::time::sleep(pause.min(left)) => {}
+            () = tokio::time::sleep(pause.min(self.left())) => {}
             () = caller.closed(), if self.ending.is_none() => {}
         }
+    }
+
+    /// How long until its own end.
+    fn left(&self) -> Duration {
+        let end = self.ending.as_ref().map(|(_, by)| *by).or(self.wait_until);
+        end.map_or(Duration::MAX, |end| end.saturating_sub(self.mono()))
     }
 
     /// Whether nothing of it is in the cluster, nor may come to be.
@@ -358,6 +368,7 @@ impl Seeker {
                     self.claimant.claims_listed(claims);
                     // Withdrawn or refused: which of the two is seen to next.
                     self.doubtful = had.filter(|_| self.claimant.claim().is_none());
+                    self.doubts = self.doubtful.as_ref().map_or(0, |_| self.doubts + 1);
                     Step::Next
                 }
                 Err(error) => self.trouble(error),
@@ -401,12 +412,10 @@ impl Seeker {
     }
 
     fn call_limit(&self) -> Duration {
-        let left = |end: Moment| end.saturating_sub(self.mono());
-        let left = match (&self.ending, self.wait_until) {
+        let left = match self.ending {
             // A call that hangs leaves time for it to be made again.
-            (Some((_, by)), _) => left(*by) / 3,
-            (None, Some(end)) => left(end),
-            (None, None) => CALL_LIMIT,
+            Some(_) => self.left() / 3,
+            None => self.left(),
         };
         left.clamp(Duration::from_secs(1), CALL_LIMIT)
     }
@@ -414,8 +423,8 @@ impl Seeker {
     /// A call of this kind was answered as it should be.
     fn fine(&mut self, access: Right) {
         self.refusals.allowed(access);
+        self.failures.succeeded(access);
         self.contact = true;
-        self.failures = 0;
         self.last_error = None;
     }
 

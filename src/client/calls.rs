@@ -2,6 +2,15 @@
 
 use std::time::Duration;
 
+use http::Response;
+use http::header::RETRY_AFTER;
+use kube::client::ClientBuilder;
+use tower::BoxError;
+use tower::util::AndThenLayer;
+
+use crate::lease::StoreError;
+use crate::lease::store::TooBusy;
+
 /// How long a single call of somebody who waits may take: the server answers in milliseconds, or something is wrong.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 
@@ -24,6 +33,46 @@ pub(crate) fn make_strict(config: &mut kube::Config) {
     // Without this the time that a pooled connection sat idle would count as the server's silence.
     config.reset_reader_on_write = true;
     config.write_timeout = Some(Duration::from_secs(10));
+}
+
+/// A client of this configuration, which is made strict, that passes on what a server that is too busy asks for. The
+/// client by itself drops that with the headers.
+pub(crate) fn strict_client(mut config: kube::Config) -> kube::Result<kube::Client> {
+    make_strict(&mut config);
+    let builder = ClientBuilder::try_from(config)?;
+    let heard = AndThenLayer::new(hear_retry_after);
+    Ok(builder.with_layer(&heard).build())
+}
+
+/// The answer, or [`TooBusy`].
+async fn hear_retry_after<B>(answer: Response<B>) -> Result<Response<B>, BoxError> {
+    let code = answer.status().as_u16();
+    let asked = answer.headers().get(RETRY_AFTER);
+    let seconds = asked.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+    match seconds {
+        Some(seconds) if matches!(code, 429 | 503) => Err(BoxError::from(TooBusy {
+            code,
+            after: Duration::from_secs(seconds),
+        })),
+        _ => Ok(answer),
+    }
+}
+
+/// The longest that a server may keep its callers away.
+const AWAY_MOST: Duration = Duration::from_mins(1);
+
+/// The wait after `error`: as long as one would wait by oneself, or longer where the server asks for that, but half of
+/// the time that is `left` at most, so that there is time for another attempt.
+pub(crate) fn pause_after(error: &StoreError, own: Duration, left: Duration) -> Duration {
+    own.max(asked_of(error.retry_after()).min(left / 2))
+}
+
+/// As long as a server asked for, within reason, and a little longer: those who were sent away together do not come back
+/// together.
+pub(crate) fn asked_of(retry_after: Duration) -> Duration {
+    retry_after
+        .min(AWAY_MOST)
+        .mul_f64(1.0 + rand::random::<f64>() / 4.0)
 }
 
 /// The wait before the `attempt`th repetition of a call that failed: from 200 ms up to 10 s, with jitter.

@@ -89,12 +89,9 @@ impl ClaimStore {
 
     /// What a create that was not answered made.
     async fn made(&self, name: &str, within: Duration) -> Result<ClaimRef, StoreError> {
-        self.find(name, within)
-            .await?
-            .ok_or_else(|| StoreError::Unreachable {
-                access: self.access("create", name),
-                message: "the claim was not made".to_owned(),
-            })
+        self.find(name, within).await?.ok_or_else(|| {
+            StoreError::unanswered(self.access("create", name), "the claim was not made")
+        })
     }
 
     /// The claim of this name, if there is one.
@@ -226,8 +223,5 @@ fn owner(pod: &PodRef) -> OwnerReference {
 }
 
 fn unnamed(access: Access) -> StoreError {
-    StoreError::Unreachable {
-        access,
-        message: "the answer has no name or uid".to_owned(),
-    }
+    StoreError::unanswered(access, "the answer has no name or uid")
 }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::Locks;
-use super::calls::CALL_LIMIT;
+use super::calls::{CALL_LIMIT, pause_after};
 use super::error::ReleaseError;
 use super::guard::{Deadlines, Facts, Guard, Refusal, Released, State, sleep_until};
 use super::renew::{Renewer, Round, boot_instant};
@@ -152,6 +152,7 @@ impl Keep {
             .saturating_add(first.min(self.held.terms().slow_beat()));
         let mut trouble: Option<LossReason> = None;
         let mut refused = false;
+        let mut shortened = false;
         let mut refresh = std::pin::pin!(None);
         loop {
             if let Err(reason) = tell(&self.state, &*self.clock, &self.held, trouble) {
@@ -206,7 +207,9 @@ impl Keep {
                             .now()
                             .saturating_add(self.held.terms().slow_beat()),
                     );
-                    renew_at = if self.held.stores_more_than(&self.lock) {
+                    // Once at once: something in the server's way may lengthen each.
+                    shortened = !shortened && self.held.stores_more_than(&self.lock);
+                    renew_at = if shortened {
                         self.renewer.now()
                     } else {
                         self.held.renew_at(rand::random())
@@ -230,7 +233,9 @@ impl Keep {
                         tracing::warn!(lock = %self.lock.name, %error, "a renewal failed; trying again until the renew deadline");
                     }
                     trouble = Some(reason);
-                    renew_at = self.renewer.now().saturating_add(self.pause());
+                    let now = self.renewer.now();
+                    let left = self.held.renew_deadline().saturating_sub(now);
+                    renew_at = now.saturating_add(pause_after(&error, self.pause(), left));
                 }
                 Round::Lost(reason) => return self.lose(reason).await,
             }

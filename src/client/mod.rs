@@ -95,9 +95,8 @@ impl Locks {
 
     /// The locks of `namespace`, on the server that `config` names. What a lock must not leave to a client's defaults
     /// (retries, time-outs) is set here, whatever `config` says.
-    pub fn new(mut config: kube::Config, namespace: &str) -> Result<Self, ConnectError> {
-        calls::make_strict(&mut config);
-        let client = kube::Client::try_from(config.clone())
+    pub fn new(config: kube::Config, namespace: &str) -> Result<Self, ConnectError> {
+        let client = calls::strict_client(config.clone())
             .map_err(|error| ConnectError::Client(error.to_string()))?;
         Ok(Self {
             pod: identity::own_pod_of(&config),
@@ -114,7 +113,8 @@ impl Locks {
         &self.namespace
     }
 
-    /// The client behind it, for reads of your own.
+    /// The client behind it, for reads of your own. An answer that says when to come back (429, 503) is an error of the
+    /// kind [`kube::Error::Service`], which [`TooBusy::of`](crate::lease::store::TooBusy::of) finds.
     #[must_use]
     pub fn client(&self) -> kube::Client {
         self.client.clone()

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Released;
-use super::calls::make_strict;
+use super::calls::{asked_of, backoff, strict_client};
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{EndKind, Held, LeaseRecord, LockView, LossReason, Moment};
 use crate::lease::{FoundLease, LeaseStore, Put, StoreError};
@@ -56,8 +56,7 @@ struct Wire {
 impl Lifeline {
     /// A connection to the server of `config`, made when it is first needed.
     #[must_use]
-    pub fn new(mut config: kube::Config) -> Self {
-        make_strict(&mut config);
+    pub fn new(config: kube::Config) -> Self {
         Self {
             config,
             current: Mutex::new(None),
@@ -77,7 +76,7 @@ impl Lifeline {
             Some(wire) => wire.number + 1,
             None => 0,
         };
-        let client = kube::Client::try_from(self.config.clone())?;
+        let client = strict_client(self.config.clone())?;
         Ok(current.insert(Wire { number, client }).clone())
     }
 }
@@ -267,6 +266,12 @@ impl Renewer {
             if left.is_zero() {
                 return Err(trouble);
             }
+            // Once again at once: mostly the Lease was edited, or the answer got lost.
+            let mut pause = if attempt > 0 {
+                backoff(attempt)
+            } else {
+                Duration::ZERO
+            };
             let record = held.release(reason, self.clock.wall().as_microsecond());
             let limit = left.min(Duration::from_secs(5));
             match self.put(&record, limit).await.1 {
@@ -275,6 +280,7 @@ impl Renewer {
                 }
                 Put::Applied(_) | Put::Conflict | Put::Gone => {}
                 Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
+                    pause = pause.max(asked_of(error.retry_after()));
                     trouble = error.to_string();
                 }
             }
@@ -294,17 +300,15 @@ impl Renewer {
                     }
                 }
                 Err(error) => {
+                    pause = pause.max(asked_of(error.retry_after()));
                     trouble = error.to_string();
                     if let Some(spare) = self.spare() {
                         self.change_to(spare);
                     }
                 }
             }
-            if attempt > 0 {
-                let pause =
-                    super::calls::backoff(attempt).min(held.lease_end().saturating_sub(self.now()));
-                tokio::time::sleep(pause).await;
-            }
+            let left = held.lease_end().saturating_sub(self.now());
+            tokio::time::sleep(pause.min(left / 2)).await;
             attempt += 1;
         }
     }

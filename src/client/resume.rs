@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kube::api::Api;
 
+use super::calls::{asked_of, backoff};
 use super::error::ResumeError;
 use super::guard::{Guard, Resumable};
 use super::keep::{Had, LockRead, read_lock};
@@ -67,34 +68,45 @@ struct Resuming<'a> {
     grant: Grant,
 }
 
+/// The shortest wait between two attempts.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// There was no answer that tells.
+const UNANSWERED: Attempt = Attempt::Again(LossReason::Unreachable, Duration::ZERO);
+
 /// What came of one attempt.
 enum Attempt {
     Had(Box<Had>),
-    /// Nothing yet; why, in case there is no time for another.
-    Again(LossReason),
+    /// Nothing yet; why, in case there is no time for another, and how long the server asked to wait.
+    Again(LossReason, Duration),
     Lost(LossReason),
 }
 
 impl Resuming<'_> {
     async fn run(&self) -> Result<Guard, LossReason> {
         let mut trouble = LossReason::Expired;
-        let mut pause = Duration::ZERO;
+        let mut attempts = 0;
         loop {
-            let left = self.left().saturating_sub(pause);
+            let left = self.left();
             if left.is_zero() {
                 return Err(trouble);
             }
-            tokio::time::sleep(pause).await;
             // A renewal that is cut off here is settled by the next look, or nobody cares any more.
             let attempt = tokio::time::timeout(left, self.attempt()).await;
-            match attempt.unwrap_or(Attempt::Again(LossReason::Unreachable)) {
+            let asked = match attempt.unwrap_or(UNANSWERED) {
                 // As of any deadline: an answer that comes after it is too late.
                 Attempt::Had(_) if self.left().is_zero() => return Err(trouble),
                 Attempt::Had(had) => return Ok(had.keep(&self.request.locks)),
                 Attempt::Lost(reason) => return Err(reason),
-                Attempt::Again(reason) => trouble = reason,
-            }
-            pause = Duration::from_millis(200);
+                Attempt::Again(reason, asked) => {
+                    trouble = reason;
+                    asked
+                }
+            };
+            // Time for another attempt is left.
+            let pause = backoff(attempts).max(asked_of(asked));
+            tokio::time::sleep(pause.min(self.left() / 2).max(SHORTEST_PAUSE)).await;
+            attempts += 1;
         }
     }
 
@@ -108,10 +120,10 @@ impl Resuming<'_> {
         let api = Api::namespaced(locks.client.clone(), &locks.namespace);
         let lock = match read_lock(api, self.request.name.clone()).await {
             LockRead::Gone => return Attempt::Lost(LossReason::Deleted),
-            LockRead::NoAnswer => return Attempt::Again(LossReason::Unreachable),
+            LockRead::NoAnswer => return UNANSWERED,
             LockRead::Found(lock) => match lock.0 {
                 Ok(lock) => lock,
-                Err(_) => return Attempt::Again(LossReason::Unreachable),
+                Err(_) => return UNANSWERED,
             },
         };
         let name = slot_lease_name(&lock.lease_name(), self.slot.unsigned_abs());
@@ -125,8 +137,10 @@ impl Resuming<'_> {
         let found = match self.leases.get(&name, self.left()).await {
             Ok(Some(found)) if found.record.uid == self.grant.uid => found,
             Ok(_) => return Attempt::Lost(LossReason::Deleted),
-            Err(StoreError::Forbidden { .. }) => return Attempt::Again(LossReason::Forbidden),
-            Err(_) => return Attempt::Again(LossReason::Unreachable),
+            Err(error @ StoreError::Forbidden { .. }) => {
+                return Attempt::Again(LossReason::Forbidden, error.retry_after());
+            }
+            Err(error) => return Attempt::Again(LossReason::Unreachable, error.retry_after()),
         };
         let mut held = self.held(&lock, &found.record);
         if let Err(reason) = held.reread(Some(&found.record), Some(&lock)) {
@@ -134,7 +148,7 @@ impl Resuming<'_> {
         }
         let (line, clock) = (Arc::clone(&locks.lifeline), Arc::clone(&locks.clock));
         let Ok(mut renewer) = Renewer::new(line, &locks.namespace, &name, found, clock) else {
-            return Attempt::Again(LossReason::Unreachable);
+            return UNANSWERED;
         };
         match renewer.renew(&mut held, &lock, |_| ()).await {
             Round::Renewed => Attempt::Had(Box::new(Had {
@@ -146,8 +160,8 @@ impl Resuming<'_> {
                 watch: LeaseWatch::new(self.leases.api().clone(), &name),
                 leaving: None,
             })),
-            Round::Again => Attempt::Again(LossReason::Unreachable),
-            Round::Failed(reason, _) => Attempt::Again(reason),
+            Round::Again => UNANSWERED,
+            Round::Failed(reason, error) => Attempt::Again(reason, error.retry_after()),
             Round::Lost(reason) => Attempt::Lost(reason),
         }
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, stream};
 use kube::api::{Api, DynamicObject, ListParams, WatchEvent, WatchParams};
 
-use super::calls::{CALL_LIMIT, WATCH_SECONDS};
+use super::calls::{CALL_LIMIT, WATCH_SECONDS, asked_of};
 use crate::clock::MonoInstant;
 use crate::engine::Seen;
 use crate::lease::FoundLease;
-use crate::lease::store::chain;
+use crate::lease::store::{TooBusy, chain};
 
 /// The longest pause after a first failure; each further one doubles it, up to [`PAUSE_MOST`].
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
@@ -103,7 +103,10 @@ impl Watcher {
                     self.version = None;
                     return Sight::Forbidden;
                 }
-                Err(error) => self.failed(&chain(&error)).await,
+                Err(error) => {
+                    let asked = TooBusy::of(&error).map_or(Duration::ZERO, |busy| busy.after);
+                    self.failed(&chain(&error), asked_of(asked)).await;
+                }
             }
         }
     }
@@ -168,19 +171,21 @@ impl Watcher {
         }
         // The server counts from a little earlier.
         if lasted + Duration::from_secs(1) < watch.lasts {
-            self.failed("it was ended before its time").await;
+            self.failed("it was ended before its time", Duration::ZERO)
+                .await;
         }
     }
 
-    /// Said once a change, not once a failure.
-    async fn failed(&mut self, error: &str) {
+    /// Said once a change, not once a failure. It is not begun again before `asked` is over.
+    async fn failed(&mut self, error: &str, asked: Duration) {
         if self.failures == 0 {
             tracing::warn!(error, "the watch of the lease fails; trying again");
         }
         self.watch = None;
         let most = PAUSE_FIRST.saturating_mul(2_u32.saturating_pow(self.failures.min(5)));
         self.failures += 1;
-        tokio::time::sleep(most.min(PAUSE_MOST).mul_f64(rand::random())).await;
+        let pause = most.min(PAUSE_MOST).mul_f64(rand::random());
+        tokio::time::sleep(pause.max(asked)).await;
     }
 }
 

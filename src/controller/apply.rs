@@ -40,6 +40,16 @@ pub enum WriteError {
 }
 
 impl WriteError {
+    /// The server was there, and changed nothing of an object that it then showed unchanged: a conflict with nobody. It
+    /// counts as a refusal, since it is not to be tried again at once.
+    #[must_use]
+    pub fn turned_down(verb: &'static str, resource: &'static str, key: &Key) -> Self {
+        Self::Store(StoreError::Refused {
+            access: access(verb, resource, key),
+            message: "it turned the call down, and shows the object unchanged".to_owned(),
+        })
+    }
+
     /// Whether the server was there and refused: then other calls may well be answered.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
@@ -69,6 +79,17 @@ pub enum FoundClaim {
     NotThere,
     /// It can't be decoded, as when a newer version made it: it takes part in no queue, and stops nobody.
     Damaged,
+}
+
+/// How a deletion ended.
+#[derive(Debug)]
+pub enum Deleted {
+    /// It is gone.
+    Gone,
+    /// It goes once nothing keeps it any more (somebody's finalizer): so it looks now.
+    Going(Box<LockClaim>),
+    /// There is none, or another of its name: a read tells.
+    NotThere,
 }
 
 /// The hands of the operator.
@@ -223,20 +244,19 @@ impl Writer {
     }
 
     /// Deletes a claim, if it is still this one.
-    pub async fn delete_claim(&self, key: &Key, uid: &str) -> Result<(), WriteError> {
+    pub async fn delete_claim(&self, key: &Key, uid: &str) -> Result<Deleted, WriteError> {
         let within = self.budget()?;
         let api: Api<LockClaim> = Api::namespaced(self.client.clone(), &key.namespace);
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: Some(uid.to_owned()),
             resource_version: None,
         });
-        let call = async { api.delete(&key.name, &params).await.map(|_| ()) };
-        match bounded(access("delete", CLAIMS, key), within, sorted(call)).await? {
-            Ok(()) => self.metrics.claims_collected.inc(),
-            // Somebody else deleted it, or it is another one by now.
-            Err(_) => 0,
+        let call = sorted(api.delete(&key.name, &params));
+        let Ok(deleted) = bounded(access("delete", CLAIMS, key), within, call).await? else {
+            return Ok(Deleted::NotThere);
         };
-        Ok(())
+        self.metrics.claims_collected.inc();
+        Ok(deleted.either(|claim| Deleted::Going(Box::new(claim)), |_| Deleted::Gone))
     }
 
     fn leases(&self, key: &Key) -> LeaseStore {
@@ -256,8 +276,8 @@ impl Writer {
     }
 }
 
-const LOCKS_STATUS: &str = "distributedlocks.leasehold.dev/status";
-const CLAIMS_STATUS: &str = "lockclaims.leasehold.dev/status";
+pub(super) const LOCKS_STATUS: &str = "distributedlocks.leasehold.dev/status";
+pub(super) const CLAIMS_STATUS: &str = "lockclaims.leasehold.dev/status";
 
 /// The word for a write in metrics.
 fn purpose(what: OperatorWrite) -> &'static str {

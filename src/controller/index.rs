@@ -335,11 +335,12 @@ impl Index {
         concerned
     }
 
-    /// The uid of the claim of this name.
+    /// The claim of this name and uid.
     #[must_use]
-    pub fn claim_uid(&self, key: &Key) -> Option<String> {
+    pub fn claim_of(&self, key: &Key, uid: &str) -> Option<&Arc<LockClaim>> {
         let lock = self.lock_of_claim.get(key)?;
-        self.claims.get(lock)?.get(&key.name)?.uid()
+        let claim = self.claims.get(lock)?.get(&key.name)?;
+        (claim.metadata.uid.as_deref() == Some(uid)).then_some(claim)
     }
 
     /// There is no such claim.

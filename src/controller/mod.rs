@@ -47,7 +47,7 @@ use self::metrics::Metrics;
 use self::queue::WorkQueue;
 use self::reconcile::Reconciler;
 use crate::admin;
-use crate::client::calls::{backoff, make_strict};
+use crate::client::calls::{backoff, pause_after, strict_client};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{Moment, WallMicros};
 use crate::leader::{Election, Lead, LeaderTimes};
@@ -149,11 +149,10 @@ impl Shared {
 /// Runs one replica until `stop` is set; then it ends its work and gives the lead back.
 pub async fn run(
     settings: Settings,
-    mut config: kube::Config,
+    config: kube::Config,
     stop: watch::Receiver<bool>,
 ) -> Result<(), OperatorError> {
-    make_strict(&mut config);
-    let client = || Client::try_from(config.clone()).map_err(OperatorError::Client);
+    let new_client = || strict_client(config.clone()).map_err(OperatorError::Client);
     let clock = SystemClock::shared();
     let shared = Shared::new(clock.clone());
     for first in ["definitions", "permissions"] {
@@ -175,7 +174,7 @@ pub async fn run(
     let mut parts = JoinSet::new();
     parts.spawn(health::serve(listener, shared.clone()));
     // The watches have a client of their own, so that they and the writes do not wait for each other.
-    let watching = client()?;
+    let watching = new_client()?;
     if let Some(first) = watches.first() {
         let looking = observe::look_at_revisions(shared.clone(), watching.clone(), first.clone());
         parts.spawn(looking);
@@ -183,7 +182,7 @@ pub async fn run(
     for watch in watches {
         parts.spawn(observe::observe(shared.clone(), watching.clone(), watch));
     }
-    let client = client()?;
+    let client = new_client()?;
     parts.spawn(check(shared.clone(), client.clone(), settings.clone()));
 
     let mut outside = stop.clone();
@@ -208,14 +207,9 @@ pub async fn run(
         settings.identity.clone(),
         election_key,
     );
-    let mut electing = config.clone();
-    make_strict(&mut electing);
     let election = Election {
-        store: LeaseStore::new(
-            Client::try_from(electing.clone()).map_err(OperatorError::Client)?,
-            &settings.namespace,
-        ),
-        config: electing,
+        store: LeaseStore::new(new_client()?, &settings.namespace),
+        config: config.clone(),
         namespace: settings.namespace,
         name: settings.election,
         identity: settings.identity,
@@ -369,7 +363,8 @@ fn settle(
             if count.is_power_of_two() {
                 tracing::warn!(lock = %key, %error, attempt = *count, "a look at the lock failed, tries again");
             }
-            shared.queue.add_at(key, shared.now() + backoff(*count));
+            let pause = pause_after(&error, backoff(*count), Duration::MAX);
+            shared.queue.add_at(key, shared.now() + pause);
         }
     }
 }

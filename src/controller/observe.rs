@@ -19,7 +19,8 @@ use super::Shared;
 use super::index::{Index, Key, Kind, Source, Watch};
 use crate::api::names;
 use crate::api::{DistributedLock, LockClaim};
-use crate::lease::store::chain;
+use crate::client::calls::asked_of;
+use crate::lease::store::{TooBusy, chain};
 use crate::lease::{FoundLease, lease_resource};
 
 /// How long one watch call lasts. A silent death is noticed 5 s after that.
@@ -250,7 +251,19 @@ fn pause(failures: u32, error: &watcher::Error) -> Duration {
     };
     let doubled = 2_u32.saturating_pow(failures.saturating_sub(1).min(10));
     let pause = Duration::from_millis(800).saturating_mul(doubled);
-    pause.min(most).mul_f64(0.5 + rand::random::<f64>() * 0.5)
+    let pause = pause.min(most).mul_f64(0.5 + rand::random::<f64>() * 0.5);
+    pause.max(asked_of(asked(error)))
+}
+
+/// For how long a server that is too busy asks not to be asked again.
+fn asked(error: &watcher::Error) -> Duration {
+    let error = match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => error,
+        _ => return Duration::ZERO,
+    };
+    TooBusy::of(error).map_or(Duration::ZERO, |busy| busy.after)
 }
 
 fn words(watch: &Watch, error: &watcher::Error) -> String {

@@ -11,12 +11,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
 use super::Shared;
-use super::apply::{FoundClaim, WriteError, Writer, Written};
+use super::apply::{FoundClaim, LOCKS_STATUS, WriteError, Writer, Written};
 use super::events::Events;
 use super::index::{Key, Source};
 use super::status::Trouble;
 use crate::api::DistributedLock;
 use crate::engine::{ClaimRef, LeaseRecord, Moment, OperatorMove, OperatorWrite, Seen, SpecRecord};
+use crate::lease::store::LEASES;
 use crate::lease::view::waits;
 use crate::lease::{FoundLease, NewLease, Put};
 
@@ -26,6 +27,8 @@ const ROUNDS: usize = 16;
 const THE_QUEUE: i32 = -1;
 /// That of a read of Pods, or of a claim: whoever needs it waits, the others do not.
 const THE_READS: i32 = -2;
+/// That of the mirror: claims are seen to all the same.
+const THE_STATUS: i32 = -3;
 
 /// Looks at locks, for the leader.
 pub struct Reconciler {
@@ -113,7 +116,9 @@ impl Reconciler {
         so_far.note(THE_READS, pods.map(drop))?;
         for _ in 0..ROUNDS {
             if let Some(until) = self.round(key, &mut so_far).await? {
-                let again = self.mirror(key, &so_far.troubles).await?;
+                let mirrored = self.mirror(key, &so_far.troubles).await;
+                let again = mirrored.as_ref().copied().unwrap_or_default();
+                so_far.note(THE_STATUS, mirrored.map(drop))?;
                 let claims = self.tend_claims(key).await?;
                 return match so_far.failed.into_values().next() {
                     Some(error) => Err(error),
@@ -255,7 +260,7 @@ impl Reconciler {
                     && let Some(claim) = then_delete
                 {
                     let key = Key::new(&key.namespace, &claim.name);
-                    self.writer.delete_claim(&key, &claim.uid).await?;
+                    self.delete_claim(&key, &claim.uid).await?;
                 }
                 Ok(())
             }
@@ -280,7 +285,18 @@ impl Reconciler {
                 self.note(lease, Some(found), Seen::Read);
                 Ok(())
             }
-            None => self.read_lease(lease).await,
+            None => {
+                self.read_lease(lease).await?;
+                if self
+                    .shared
+                    .index()
+                    .slot(lease)
+                    .is_none_or(|slot| slot.found.is_none())
+                {
+                    return Err(WriteError::turned_down("create", LEASES, lease));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -296,6 +312,9 @@ impl Reconciler {
         lock.status = Some(self.sight(key, &lock, &Troubles::new(), &open));
         let before = self.shared.now();
         match self.writer.put_lock_status(&lock).await? {
+            Written::Applied(written) if written.resource_version() == lock.resource_version() => {
+                Err(WriteError::turned_down("update", LOCKS_STATUS, key))
+            }
             Written::Applied(written) => {
                 let mut index = self.shared.index();
                 let added = |slot: &i32| written.slot_status(*slot).is_some();
@@ -308,12 +327,7 @@ impl Reconciler {
                 self.remember(key, |memory| memory.status_written = before);
                 Ok(())
             }
-            Written::Conflict => self.read_lock(key).await,
-            Written::Gone => {
-                let uid = lock.metadata.uid.as_deref();
-                self.shared.index().lock_not_found(key, uid);
-                Ok(())
-            }
+            Written::Conflict | Written::Gone => self.read_lock_after(key, &lock).await,
         }
     }
 
@@ -326,6 +340,15 @@ impl Reconciler {
         what: OperatorWrite,
     ) -> Result<bool, WriteError> {
         match self.writer.put_lease(lease, found, record, what).await? {
+            put if put.is_turned_down(found) => {
+                self.read_lease(lease).await?;
+                let index = self.shared.index();
+                let now = index.slot(lease).and_then(|slot| slot.found.as_ref());
+                if now.is_some_and(|now| now.record == found.record) {
+                    return Err(WriteError::turned_down("update", LEASES, lease));
+                }
+                Ok(false)
+            }
             Put::Applied(now) => {
                 if matches!(what, OperatorWrite::Expire | OperatorWrite::Revoke) {
                     let (holder, token) = (&found.record.spec.holder, found.record.current_token());
@@ -335,10 +358,8 @@ impl Reconciler {
                 self.note(lease, Some(*now), Seen::Watched);
                 Ok(true)
             }
-            Put::Conflict | Put::Gone => {
-                self.read_lease(lease).await?;
-                Ok(false)
-            }
+            // They turn a write down, see above.
+            Put::Conflict | Put::Gone => Ok(false),
             Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => Err(error.into()),
         }
     }

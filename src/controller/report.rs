@@ -1,11 +1,13 @@
 //! Telling: the mirror in status, events, counts. The other half of [`super::reconcile`].
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 
-use super::apply::{WriteError, Written};
+use super::apply::{LOCKS_STATUS, WriteError, Written};
 use super::events::Told;
 use super::index::{Key, Source};
 use super::news::News;
@@ -99,16 +101,29 @@ impl Reconciler {
                 self.shared.index().lock_seen(*applied, Source::Read, now);
                 Ok(None)
             }
-            Written::Conflict => {
-                self.read_lock(key).await?;
+            Written::Conflict | Written::Gone => {
+                self.read_lock_after(key, &lock).await?;
                 Ok(Some(now))
             }
-            Written::Gone => {
-                let uid = lock.metadata.uid.as_deref();
-                self.shared.index().lock_not_found(key, uid);
-                Ok(None)
-            }
         }
+    }
+
+    /// A write of the lock's status, made from `before`, met another state of it: a read tells which. An error where it
+    /// shows none.
+    pub(super) async fn read_lock_after(
+        &self,
+        key: &Key,
+        before: &DistributedLock,
+    ) -> Result<(), WriteError> {
+        self.read_lock(key).await?;
+        let index = self.shared.index();
+        let same = |now: &Arc<DistributedLock>| {
+            now.uid() == before.uid() && now.resource_version() == before.resource_version()
+        };
+        if index.lock(key).is_some_and(same) {
+            return Err(WriteError::turned_down("update", LOCKS_STATUS, key));
+        }
+        Ok(())
     }
 
     fn drop_ends(&self, told: &[(Key, usize)]) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 
-use super::apply::{FoundClaim, WriteError, Written};
+use super::apply::{CLAIMS_STATUS, Deleted, FoundClaim, WriteError, Written};
 use super::claims::holds::finished;
 use super::claims::{self, ClaimAction, Claims};
 use super::index::{Key, Source};
@@ -16,6 +16,7 @@ use super::pods::{READ_AGAIN, Wanted};
 use super::reconcile::{Reconciler, earliest};
 use crate::api::{ClaimPhase, LockClaim};
 use crate::engine::{ClaimEnd, ClaimRef, LeaseRecord, Moment, WallMicros};
+use crate::lease::store::CLAIMS;
 use crate::lease::view::waits;
 
 /// The most Pods that one look reads; the next look goes on. Each takes some milliseconds.
@@ -84,11 +85,19 @@ impl Reconciler {
     ) -> Result<(bool, Option<Moment>), WriteError> {
         match action {
             ClaimAction::Status(claim, status) => {
-                let mut claim = (*claim).clone();
-                claim.status = Some(*status);
-                let Written::Applied(claim) = self.writer.put_claim_status(&claim).await? else {
-                    return Ok((true, None));
+                let mut written = (*claim).clone();
+                written.status = Some(*status);
+                let Written::Applied(claim) = self.writer.put_claim_status(&written).await? else {
+                    let access = ("update", CLAIMS_STATUS);
+                    self.read_claim_after(access, &Key::of(&*claim), &claim)
+                        .await?;
+                    return Ok((true, Some(now)));
                 };
+                if claim.resource_version() == written.resource_version() {
+                    // Something in the server's way drops it.
+                    let key = Key::of(&written);
+                    return Err(WriteError::turned_down("update", CLAIMS_STATUS, &key));
+                }
                 // What follows from a final phase (its ttl) is planned from the claim as it is now.
                 let again = claim.phase().is_final().then_some(now);
                 self.shared.index().claim_seen(*claim, Source::Read);
@@ -108,11 +117,47 @@ impl Reconciler {
                 if due > now {
                     return Ok((false, Some(due)));
                 }
-                self.writer.delete_claim(&Key::of(&*claim), &uid).await?;
+                self.delete_claim(&Key::of(&*claim), &uid).await?;
                 self.remember(key, |memory| memory.over.remove(&uid));
                 Ok((true, None))
             }
         }
+    }
+
+    /// Deletes this very claim. That it is gone is known at once, not once a watch says so: it is deleted no second time.
+    pub(super) async fn delete_claim(&self, key: &Key, uid: &str) -> Result<(), WriteError> {
+        match self.writer.delete_claim(key, uid).await? {
+            Deleted::Gone => self.claim_is_gone(key, uid),
+            Deleted::Going(claim) => {
+                self.shared.index().claim_seen(*claim, Source::Read);
+            }
+            Deleted::NotThere => {
+                let before = self.shared.index().claim_of(key, uid).cloned();
+                if let Some(before) = before {
+                    self.read_claim_after(("delete", CLAIMS), key, &before)
+                        .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A call about a claim, made from `before`, met another state of it: a read tells which. An error where it shows
+    /// none.
+    async fn read_claim_after(
+        &self,
+        (verb, resource): (&'static str, &'static str),
+        key: &Key,
+        before: &LockClaim,
+    ) -> Result<(), WriteError> {
+        let uid = before.uid().unwrap_or_default();
+        self.read_claim(key, &uid).await?;
+        let index = self.shared.index();
+        let same = |now: &Arc<LockClaim>| now.resource_version() == before.resource_version();
+        if index.claim_of(key, &uid).is_some_and(same) {
+            return Err(WriteError::turned_down(verb, resource, key));
+        }
+        Ok(())
     }
 
     /// Reads the Pods that must be known before claims and grants of this lock can be judged; says when to look again for
@@ -239,8 +284,10 @@ impl Reconciler {
                 tracing::info!(%lock, claim = key.name, ?why, "a hold is over");
                 self.shared.index().claim_seen(*claim, Source::Read);
             }
-            Written::Conflict => self.read_claim(&key, &claim.uid).await?,
-            Written::Gone => self.claim_is_gone(&key, &claim.uid),
+            Written::Conflict | Written::Gone => {
+                self.read_claim_after(("update", CLAIMS_STATUS), &key, &found)
+                    .await?;
+            }
         }
         Ok(())
     }
@@ -292,7 +339,7 @@ impl Reconciler {
 
     fn claim_is_gone(&self, key: &Key, uid: &str) {
         let mut index = self.shared.index();
-        if index.claim_uid(key).as_deref() == Some(uid) {
+        if index.claim_of(key, uid).is_some() {
             index.claim_gone(key);
         }
     }

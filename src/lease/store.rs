@@ -71,14 +71,43 @@ pub enum StoreError {
         access: Access,
         /// What went wrong.
         message: String,
+        /// For how long the server asked not to be asked again; zero where it did not.
+        retry_after: Duration,
     },
+}
+
+/// The answer of a server that is too busy (429, 503), and says when to come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server is too busy (code {code}), and asks to come back after {after:?}")]
+pub struct TooBusy {
+    /// Its code.
+    pub code: u16,
+    /// How long to stay away.
+    pub after: Duration,
+}
+
+impl TooBusy {
+    /// Whether the error is such an answer.
+    #[must_use]
+    pub fn of(error: &kube::Error) -> Option<&Self> {
+        match error {
+            kube::Error::Service(error) => error.downcast_ref(),
+            _ => None,
+        }
+    }
 }
 
 impl StoreError {
     /// Sorts a client error by what it says about the call. A 404 and a 409 of reads are refusals.
     #[must_use]
     pub fn of(access: Access, error: &kube::Error) -> Self {
-        let message = chain(error);
+        if let Some(busy) = TooBusy::of(error) {
+            return Self::Unreachable {
+                access,
+                message: busy.to_string(),
+                retry_after: busy.after,
+            };
+        }
         match error {
             kube::Error::Api(status) if status.code == 401 => Self::Forbidden {
                 access,
@@ -97,16 +126,42 @@ impl StoreError {
                     message: status.message.clone(),
                 }
             }
-            _ => Self::Unreachable { access, message },
+            _ => Self::unanswered(access, chain(error)),
         }
     }
 
     /// No answer within the time given.
     #[must_use]
     pub fn timed_out(access: Access, within: Duration) -> Self {
+        Self::unanswered(access, format!("no answer within {within:?}"))
+    }
+
+    /// No answer that tells.
+    #[must_use]
+    pub fn unanswered(access: Access, message: impl Into<String>) -> Self {
         Self::Unreachable {
             access,
-            message: format!("no answer within {within:?}"),
+            message: message.into(),
+            retry_after: Duration::ZERO,
+        }
+    }
+
+    /// What the call was about.
+    #[must_use]
+    pub fn access(&self) -> &Access {
+        match self {
+            Self::Forbidden { access, .. }
+            | Self::Refused { access, .. }
+            | Self::Unreachable { access, .. } => access,
+        }
+    }
+
+    /// For how long the server asked not to be asked again; zero where it did not.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        match self {
+            Self::Unreachable { retry_after, .. } => *retry_after,
+            Self::Forbidden { .. } | Self::Refused { .. } => Duration::ZERO,
         }
     }
 }
@@ -145,6 +200,17 @@ pub enum Put {
 }
 
 impl Put {
+    /// Whether the server was there, and the write changed nothing of `found`, as far as the answer tells: one that is
+    /// repeated is refused again, unless the Lease has changed.
+    #[must_use]
+    pub fn is_turned_down(&self, found: &FoundLease) -> bool {
+        match self {
+            Put::Conflict | Put::Gone => true,
+            Put::Applied(now) => now.record.resource_version == found.record.resource_version,
+            Put::Forbidden(_) | Put::Refused(_) | Put::Unknown(_) => false,
+        }
+    }
+
     /// What the rules need to know of it.
     #[must_use]
     pub fn answer(&self) -> Answer {
@@ -224,10 +290,10 @@ impl LeaseStore {
             Err(_) => Put::Unknown(StoreError::timed_out(access, within)),
             Ok(Ok(object)) => FoundLease::read(object).map_or_else(
                 || {
-                    Put::Unknown(StoreError::Unreachable {
-                        access: self.access("update", name),
-                        message: "the answer has no uid or resourceVersion".to_owned(),
-                    })
+                    Put::Unknown(StoreError::unanswered(
+                        self.access("update", name),
+                        "the answer has no uid or resourceVersion",
+                    ))
                 },
                 |found| Put::Applied(Box::new(found)),
             ),

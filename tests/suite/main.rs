@@ -17,6 +17,8 @@ mod client_cancel;
 #[cfg(target_os = "linux")]
 mod client_herd;
 #[cfg(target_os = "linux")]
+mod client_hurry;
+#[cfg(target_os = "linux")]
 mod client_leaving;
 #[cfg(target_os = "linux")]
 mod client_loss;
@@ -53,6 +55,8 @@ mod operator_dies;
 mod operator_ends;
 #[cfg(target_os = "linux")]
 mod operator_holds;
+#[cfg(target_os = "linux")]
+mod operator_hurry;
 #[cfg(target_os = "linux")]
 mod operator_kubectl;
 #[cfg(feature = "cli")]

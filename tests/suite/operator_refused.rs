@@ -32,7 +32,7 @@ fn with_pod(name: &str) -> Hold {
     }
 }
 
-fn fixed() -> Hold {
+pub fn fixed() -> Hold {
     Hold {
         type_: HoldType::Fixed,
         fixed: Some(FixedHold { seconds: 600 }),
@@ -57,7 +57,7 @@ async fn a_claim_that_can_not_be_read_is_served_all_the_same() {
 }
 
 /// An operator that leads, behind a proxy, and a free lock.
-async fn behind_a_proxy() -> (Bench, Place, Proxy, Operator) {
+pub async fn behind_a_proxy() -> (Bench, Place, Proxy, Operator) {
     let bench = Bench::new().await;
     let place = Place::new(&bench.client, &bench.namespace);
     let proxy = Proxy::new(&bench).await;

@@ -4,6 +4,8 @@
 //! loopback to the client and uses the tests' certificates towards the server.
 
 // Named, since programs of other folders use these files too.
+#[path = "proxy_answers.rs"]
+mod answers;
 #[path = "proxy_wire.rs"]
 mod wire;
 
@@ -15,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -28,12 +30,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use self::answers::{Answer, Problem, filled, status, status_object, what, whole};
 use self::wire::Wire;
 use super::run_bench::{BUSY, Bench, until};
 use super::server;
-
-type Problem = Box<dyn std::error::Error + Send + Sync>;
-type Answer = Response<UnsyncBoxBody<Bytes, Problem>>;
 
 /// What is done to a call.
 #[derive(Clone, Debug)]
@@ -56,6 +56,10 @@ pub enum Fault {
     CommitThen(u16),
     /// It does not reach the server and is never answered.
     Hang,
+    /// It does not reach the server; the object comes back as it is, as after a write that changed nothing.
+    ChangeNothing,
+    /// A list has nothing in it.
+    ListNothing,
     /// A watch begins and never tells anything.
     WatchHang,
     /// A watch begins and ends at once: its resourceVersion is too old.
@@ -333,7 +337,7 @@ async fn answer(
     upstream: Client,
     state: Arc<State>,
 ) -> Result<Answer, io::Error> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let (verb, resource, name) = what(&parts.method, &parts.uri);
     let sent = serde_json::from_slice(&body).unwrap_or(Value::Null);
@@ -350,6 +354,12 @@ async fn answer(
             rule.left -= 1;
             rule.fault.clone()
         })
+    };
+    let body = if let Some(Fault::ChangeNothing) = fault {
+        parts.method = Method::GET;
+        Bytes::new()
+    } else {
+        body
     };
     let forward = async move {
         let mut passed = hyper::Request::builder()
@@ -376,7 +386,7 @@ async fn answer(
         )
     };
     match fault {
-        None | Some(Fault::Pass) => forward.await,
+        None | Some(Fault::Pass | Fault::ChangeNothing) => forward.await,
         Some(Fault::DelayRequest(delay)) => {
             // In a task of its own: it goes on when the client has hung up.
             let later = tokio::spawn(async move {
@@ -409,6 +419,13 @@ async fn answer(
             Ok(status(code, None))
         }
         Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::ListNothing) => {
+            let nothing = json!({
+                "kind": "List", "apiVersion": "v1",
+                "metadata": {"resourceVersion": "1"}, "items": [],
+            });
+            Ok(filled(StatusCode::OK, &nothing))
+        }
         Some(Fault::WatchHang) => {
             let never =
                 StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, Problem>>());
@@ -426,74 +443,4 @@ async fn answer(
             ))
         }
     }
-}
-
-/// Takes the whole answer, so that the server has done all of its work.
-async fn whole(answer: Answer) -> Result<Answer, io::Error> {
-    let (parts, body) = answer.into_parts();
-    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-    let body = Full::new(body).map_err(|never| match never {});
-    Ok(Response::from_parts(parts, UnsyncBoxBody::new(body)))
-}
-
-fn filled(code: StatusCode, body: &Value) -> Answer {
-    let text = Full::new(Bytes::from(format!("{body}\n"))).map_err(|never| match never {});
-    let made = Response::builder()
-        .status(code)
-        .header("content-type", "application/json");
-    made.body(UnsyncBoxBody::new(text)).unwrap()
-}
-
-fn status(code: u16, retry_after: Option<u32>) -> Answer {
-    let reason = match code {
-        401 => "Unauthorized",
-        403 => "Forbidden",
-        404 => "NotFound",
-        409 => "Conflict",
-        422 => "Invalid",
-        429 => "TooManyRequests",
-        504 => "Timeout",
-        _ => "InternalError",
-    };
-    let object = status_object(code, reason, "the test says so");
-    let mut answer = filled(StatusCode::from_u16(code).unwrap(), &object);
-    if let Some(seconds) = retry_after {
-        answer.headers_mut().insert("retry-after", seconds.into());
-    }
-    answer
-}
-
-fn status_object(code: u16, reason: &str, message: &str) -> Value {
-    json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "code": code, "reason": reason, "message": message,
-    })
-}
-
-/// Verb, resource and name of a call, as RBAC names them.
-fn what(method: &Method, uri: &hyper::Uri) -> (&'static str, String, String) {
-    let mut path = uri
-        .path()
-        .trim_matches('/')
-        .split('/')
-        .skip_while(|part| *part != "namespaces");
-    let mut next = || path.next().unwrap_or_default().to_owned();
-    let (_, _, resource, name, _) = (next(), next(), next(), next(), next());
-    let query = uri.query().unwrap_or_default();
-    let watches = query.contains("watch=true");
-    let selected = query
-        .split('&')
-        .find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
-    let verb = match *method {
-        Method::GET if watches => "watch",
-        Method::GET if name.is_empty() => "list",
-        Method::GET => "get",
-        Method::POST => "create",
-        Method::PUT => "update",
-        Method::PATCH => "patch",
-        Method::DELETE => "delete",
-        _ => "other",
-    };
-    let name = selected.map_or(name, str::to_owned);
-    (verb, resource, name)
 }

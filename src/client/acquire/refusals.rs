@@ -1,4 +1,4 @@
-//! Which accesses are refused, and whether for good.
+//! Which accesses fail, how often in a row, and whether they are refused for good.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,6 +14,29 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 
 /// A verb on a resource: what a role allows.
 pub(super) type Right = (&'static str, &'static str);
+
+/// The failures in a row of each access, of whatever kind: a write that fails goes on failing, though reads succeed.
+#[derive(Debug, Default)]
+pub(super) struct Failures(HashMap<Right, u32>);
+
+impl Failures {
+    /// The access failed; how often in a row by now.
+    pub(super) fn failed(&mut self, access: Right) -> u32 {
+        let times = self.0.entry(access).or_default();
+        *times += 1;
+        *times
+    }
+
+    /// The access succeeded.
+    pub(super) fn succeeded(&mut self, access: Right) {
+        self.0.remove(&access);
+    }
+
+    /// Whether nothing fails.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 /// The refusals in a row of each access.
 #[derive(Debug, Default)]

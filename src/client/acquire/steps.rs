@@ -38,8 +38,8 @@ impl Seeker {
             Ok(Err(error)) => return self.trouble(StoreError::of(access, &error)),
             Ok(Ok(lock)) => lock,
         };
-        self.fine(("get", LOCKS));
         let Some(lock) = lock else {
+            self.fine(("get", LOCKS));
             if self.ending.is_some() {
                 // What is open is not settled by a take any more.
                 self.claimant.lock_read(None, asked);
@@ -49,11 +49,12 @@ impl Seeker {
         };
         self.no_lock_said = None;
         match lock.0 {
-            Err(error) => self.trouble(StoreError::Unreachable {
+            Err(error) => self.trouble(StoreError::unanswered(
                 access,
-                message: format!("it cannot be decoded: {}", error.error),
-            }),
+                format!("it cannot be decoded: {}", error.error),
+            )),
             Ok(lock) => {
+                self.fine(("get", LOCKS));
                 let views: Vec<_> = (0..lock.spec.effective_max_holders())
                     .map(|slot| lock_view(&lock, slot, false))
                     .collect();
@@ -139,9 +140,11 @@ impl Seeker {
         // An answer that comes after the lease has ended is of no use.
         let limit = self.call_limit().min(self.lease_duration());
         let put = self.leases.put(&name, &found, write.record(), limit).await;
+        let turned_down = put.is_turned_down(&found);
         let now = self.mono();
         let held = self.claimant.answered(&write, put.answer(), sent, now);
         match put {
+            _ if turned_down => self.turned_down(slot, found),
             Put::Applied(applied) => {
                 self.fine(("update", LEASES));
                 self.found.insert(slot, *applied);
@@ -149,10 +152,6 @@ impl Seeker {
                     Some(held) => self.granted(slot, held).await,
                     None => Step::Next,
                 }
-            }
-            Put::Conflict | Put::Gone => {
-                self.refusals.allowed(("update", LEASES));
-                Step::Next
             }
             Put::Forbidden(StoreError::Forbidden { message, .. })
                 if message.contains(STRICT_MODE_REFUSAL) =>
@@ -164,7 +163,31 @@ impl Seeker {
             Put::Forbidden(error) | Put::Refused(error) | Put::Unknown(error) => {
                 self.trouble(error)
             }
+            // They turn a write down, see above.
+            Put::Conflict | Put::Gone => Step::Next,
         }
+    }
+
+    /// A write was not refused for who sent it, but changed nothing. Mostly somebody was faster, and a look at once tells
+    /// what came of that. A server that does the same to a Lease that it then shows unchanged is not to be hurried.
+    fn turned_down(&mut self, slot: u32, base: FoundLease) -> Step {
+        let access = ("update", LEASES);
+        self.refusals.allowed(access);
+        let base = (base.record.uid, base.record.resource_version);
+        if self.turned_down.insert(slot, base.clone()) != Some(base) {
+            self.failures.succeeded(access);
+            return Step::Next;
+        }
+        let access = Access {
+            verb: "update",
+            resource: LEASES,
+            name: self.lease_name(slot),
+            namespace: self.request.locks.namespace.clone(),
+        };
+        self.trouble(StoreError::unanswered(
+            access,
+            "the server turns it down, and shows the lease unchanged",
+        ))
     }
 
     /// A take answered too late to be used is released, and so is one that nobody wants any more.
@@ -305,8 +328,8 @@ async fn move_on(leases: &LeaseStore, name: &str, claims: &ClaimStore, served: &
                 match leases.put(name, &found, &record, limit).await {
                     Put::Applied(_) | Put::Forbidden(_) | Put::Refused(_) => return,
                     // Renewed meanwhile, mostly.
-                    Put::Conflict => continue,
-                    Put::Gone | Put::Unknown(_) => {}
+                    Put::Conflict if attempt == 0 => continue,
+                    Put::Conflict | Put::Gone | Put::Unknown(_) => {}
                 }
             }
             Ok((_, None)) => return,

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Seeker, Step};
 use crate::api::FencingToken;
-use crate::client::calls::backoff;
+use crate::client::calls::{backoff, pause_after};
 use crate::client::claims::OwnClaim;
 use crate::client::error::AcquireError;
 use crate::client::watch::Sight;
@@ -149,10 +149,15 @@ impl Seeker {
         match self.claims.own(claim, self.call_limit()).await {
             Ok(OwnClaim::Waits(priority)) => {
                 self.fine(("get", CLAIMS));
-                if self.doubtful.take().is_some() {
+                let doubted = self.doubtful.take().is_some();
+                if doubted {
                     self.join(claim.clone());
                 }
                 self.claimant.ranks(priority);
+                if doubted {
+                    // It is listed anew: as often as lists are behind.
+                    return Step::Pause(backoff(self.doubts));
+                }
                 Step::Next
             }
             Ok(OwnClaim::Gone) => {
@@ -163,7 +168,11 @@ impl Seeker {
                     let lock = self.request.name.clone();
                     self.announce(&Progress::ClaimGone { lock });
                 }
-                Step::Next
+                // Another is made at once, unless that one goes in the same way.
+                match self.doubts {
+                    0 | 1 => Step::Next,
+                    again => Step::Pause(backoff(again - 1)),
+                }
             }
             Ok(OwnClaim::Rejected(message)) => {
                 // It has told what it had to tell. Who can't delete it leaves it to its Pod's end.
@@ -236,22 +245,23 @@ impl Seeker {
     /// started forbids everything for a moment, until it knows the roles: who has queued had the right to, and does not
     /// give up its place for that.
     pub(super) fn trouble(&mut self, error: StoreError) -> Step {
+        let access = (error.access().verb, error.access().resource);
+        let first = self.failures.is_empty();
+        let times = self.failures.failed(access);
+        let pause = pause_after(&error, backoff(times), self.left());
         if self.ending.is_some() {
             // Leaving: try again until the time for it is over.
-            self.failures += 1;
-            return Step::Pause(backoff(self.failures));
+            return Step::Pause(pause);
         }
-        if let StoreError::Forbidden { access, .. } = &error {
-            let access = (access.verb, access.resource);
+        if let StoreError::Forbidden { .. } = &error {
             let now = self.mono();
             let queued = self.claimant.claim().is_some() || self.doubtful.is_some();
             if self.refusals.refused(access, now) || !queued {
                 return Step::Over(AcquireError::Forbidden(error));
             }
-            if self.failures == 0 {
+            if first {
                 self.announce(&Progress::Trouble(error.to_string()));
             }
-            self.failures += 1;
             self.last_error = Some(error);
             return Step::Pause(backoff(REFUSED));
         }
@@ -262,15 +272,14 @@ impl Seeker {
         if give_up || matches!(error, StoreError::Refused { .. }) {
             return Step::Over(AcquireError::Unreachable(error));
         }
-        if self.failures == 0 {
+        if first {
             self.announce(&Progress::Trouble(error.to_string()));
         }
-        self.failures += 1;
-        let mut pause = backoff(self.failures);
-        if self.patience == Patience::Try {
-            pause = pause.min(TRY_READY_WITHIN.saturating_sub(self.waited()));
-        }
         self.last_error = Some(error);
+        if self.patience == Patience::Try {
+            let left = TRY_READY_WITHIN.saturating_sub(self.waited());
+            return Step::Pause(pause.min(left));
+        }
         Step::Pause(pause)
     }
 

@@ -10,6 +10,7 @@ use kube::api::{Api, DeleteParams, Preconditions};
 use leasehold::client::identity::own_pod_and_namespace;
 use leasehold::client::{LossReason, Released};
 use leasehold::clock::BootInstant;
+use leasehold::lease::store::TooBusy;
 use leasehold::supervise::{Mark, Neighbours};
 
 use super::OnLoss;
@@ -27,6 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const WITHDRAWN_WITHIN: Duration = Duration::from_secs(5);
 /// Between two attempts to delete the Pod, at first and at most.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+/// How long a server that is too busy may put it off.
+const AWAY_MOST: Duration = Duration::from_mins(1);
 /// How long one attempt may take.
 const DELETE_WITHIN: Duration = Duration::from_secs(10);
 /// What a Pod that is deleted gets to end in, at most: Kubernetes' own default.
@@ -154,19 +157,23 @@ async fn delete_pod(namespace: Option<&str>, kill_at: BootInstant) {
         let attempt = async {
             let locks = connect(namespace)
                 .await
-                .map_err(|error| error.to_string())?;
+                .map_err(|error| (error.to_string(), Duration::ZERO))?;
             let pods: Api<Pod> = Api::namespaced(locks.client(), &home);
             match pods.delete(&pod.name, &params).await {
                 Ok(_) => Ok(()),
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-                Err(kube::Error::Api(status)) => Err(status.message.clone()),
-                Err(error) => Err(error.to_string()),
+                Err(kube::Error::Api(status)) => Err((status.message.clone(), Duration::ZERO)),
+                Err(error) => {
+                    let busy = TooBusy::of(&error);
+                    let asked = busy.map_or(Duration::ZERO, |busy| busy.after);
+                    Err((error.to_string(), asked.min(AWAY_MOST)))
+                }
             }
         };
-        let words = match tokio::time::timeout(DELETE_WITHIN, attempt).await {
+        let (words, asked) = match tokio::time::timeout(DELETE_WITHIN, attempt).await {
             Ok(Ok(())) => return say(&format!("deleted Pod {:?}, which lost its lock", pod.name)),
-            Ok(Err(words)) => words,
-            Err(_) => "no answer".to_owned(),
+            Ok(Err(failure)) => failure,
+            Err(_) => ("no answer".to_owned(), Duration::ZERO),
         };
         if words != said {
             say(&format!(
@@ -175,7 +182,7 @@ async fn delete_pod(namespace: Option<&str>, kill_at: BootInstant) {
             ));
             said = words;
         }
-        tokio::time::sleep(again).await;
+        tokio::time::sleep(again.max(asked)).await;
         again = (again * 2).min(AGAIN[1]);
     }
 }
