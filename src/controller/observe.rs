@@ -257,11 +257,11 @@ fn pause(failures: u32, error: &watcher::Error) -> Duration {
 
 /// For how long a server that is too busy asks not to be asked again.
 fn asked(error: &watcher::Error) -> Duration {
-    let error = match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => error,
-        _ => return Duration::ZERO,
+    let (watcher::Error::InitialListFailed(error)
+    | watcher::Error::WatchStartFailed(error)
+    | watcher::Error::WatchFailed(error)) = error
+    else {
+        return Duration::ZERO;
     };
     TooBusy::of(error).map_or(Duration::ZERO, |busy| busy.after)
 }

@@ -280,23 +280,16 @@ impl Reconciler {
             shared_with: adopts.then_some(name.as_str()),
             spec,
         };
-        match self.writer.create_lease(lease, &new).await? {
-            Some(found) => {
-                self.note(lease, Some(found), Seen::Read);
-                Ok(())
-            }
-            None => {
-                self.read_lease(lease).await?;
-                if self
-                    .shared
-                    .index()
-                    .slot(lease)
-                    .is_none_or(|slot| slot.found.is_none())
-                {
-                    return Err(WriteError::turned_down("create", LEASES, lease));
-                }
-                Ok(())
-            }
+        if let Some(found) = self.writer.create_lease(lease, &new).await? {
+            self.note(lease, Some(found), Seen::Read);
+            return Ok(());
+        }
+        self.read_lease(lease).await?;
+        let index = self.shared.index();
+        let found = index.slot(lease).and_then(|slot| slot.found.as_ref());
+        match found {
+            Some(_) => Ok(()),
+            None => Err(WriteError::turned_down("create", LEASES, lease)),
         }
     }
 

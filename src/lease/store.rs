@@ -72,7 +72,7 @@ pub enum StoreError {
         /// What went wrong.
         message: String,
         /// For how long the server asked not to be asked again; zero where it did not.
-        retry_after: Duration,
+        retry_after_seconds: u32,
     },
 }
 
@@ -105,7 +105,7 @@ impl StoreError {
             return Self::Unreachable {
                 access,
                 message: busy.to_string(),
-                retry_after: busy.after,
+                retry_after_seconds: u32::try_from(busy.after.as_secs()).unwrap_or(u32::MAX),
             };
         }
         match error {
@@ -142,7 +142,7 @@ impl StoreError {
         Self::Unreachable {
             access,
             message: message.into(),
-            retry_after: Duration::ZERO,
+            retry_after_seconds: 0,
         }
     }
 
@@ -159,10 +159,14 @@ impl StoreError {
     /// For how long the server asked not to be asked again; zero where it did not.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
-        match self {
-            Self::Unreachable { retry_after, .. } => *retry_after,
-            Self::Forbidden { .. } | Self::Refused { .. } => Duration::ZERO,
-        }
+        let seconds = match self {
+            Self::Unreachable {
+                retry_after_seconds,
+                ..
+            } => *retry_after_seconds,
+            Self::Forbidden { .. } | Self::Refused { .. } => 0,
+        };
+        Duration::from_secs(u64::from(seconds))
     }
 }
 

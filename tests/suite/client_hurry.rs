@@ -88,7 +88,7 @@ async fn claims_that_go_again_and_again_are_not_made_in_a_hurry() {
     proxy.always("get", "lockclaims", Fault::Refuse(404));
     let waiter = proxy.locks().lock("cleaned").claimant("waiter").begin();
     let made = come_by(&proxy, "create", "lockclaims").await.len();
-    assert!((2..=12).contains(&made), "{made} claims in {LOOK:?}");
+    assert!((1..=12).contains(&made), "{made} claims in {LOOK:?}");
     drop(waiter);
     holder.release().await.unwrap();
     bench.finish().await;
@@ -104,7 +104,7 @@ async fn a_claim_that_no_list_shows_is_not_looked_for_in_a_hurry() {
     proxy.always("list", "lockclaims", Fault::ListNothing);
     let mut waiter = proxy.locks().lock("unlisted").claimant("waiter").begin();
     let lists = come_by(&proxy, "list", "lockclaims").await.len();
-    assert!((2..=12).contains(&lists), "{lists} lists in {LOOK:?}");
+    assert!((1..=12).contains(&lists), "{lists} lists in {LOOK:?}");
     assert_eq!(bench.waiting().await, 1);
     proxy.heal();
     holder.release().await.unwrap();
@@ -178,7 +178,7 @@ async fn a_claim_in_doubt_that_may_not_be_deleted_keeps_nobody_for_ever() {
         let tried =
             calls.filter(|call| (call.verb, &call.resource[..]) == ("delete", "lockclaims"));
         let tried = tried.count();
-        assert!((2..=15).contains(&tried), "{tried} deletions in {took:?}");
+        assert!((1..=15).contains(&tried), "{tried} deletions in {took:?}");
         holder.release().await.unwrap();
     }
     bench.finish().await;

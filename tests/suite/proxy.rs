@@ -131,6 +131,19 @@ impl State {
         });
         calls.len() - 1
     }
+
+    /// What is to be done to such a call.
+    fn fault_of(&self, verb: &str, resource: &str, name: &str) -> Option<Fault> {
+        let mut rules = self.rules.lock().unwrap();
+        let rule = rules.iter_mut().find(|rule| {
+            rule.left > 0
+                && (rule.verb == "*" || rule.verb == verb)
+                && (rule.resource == "*" || rule.resource == resource)
+                && rule.name.is_none_or(|only| only == name)
+        })?;
+        rule.left -= 1;
+        Some(rule.fault.clone())
+    }
 }
 
 /// The proxy; it ends with the test's runtime.
@@ -342,19 +355,7 @@ async fn answer(
     let (verb, resource, name) = what(&parts.method, &parts.uri);
     let sent = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let index = state.note(connection, (verb, &resource, name.clone()), sent);
-    let fault = {
-        let mut rules = state.rules.lock().unwrap();
-        let rule = rules.iter_mut().find(|rule| {
-            rule.left > 0
-                && (rule.verb == "*" || rule.verb == verb)
-                && (rule.resource == "*" || rule.resource == resource)
-                && rule.name.is_none_or(|only| only == name)
-        });
-        rule.map(|rule| {
-            rule.left -= 1;
-            rule.fault.clone()
-        })
-    };
+    let fault = state.fault_of(verb, &resource, &name);
     let body = if let Some(Fault::ChangeNothing) = fault {
         parts.method = Method::GET;
         Bytes::new()
