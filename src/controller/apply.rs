@@ -176,10 +176,10 @@ impl Writer {
             Api::namespaced(self.client.clone(), &key.namespace);
         let call = api.get_opt(&key.name);
         let found = bounded(access("get", CLAIMS, key), CALL_TIMEOUT, call).await?;
-        Ok(match found.map(|found| found.0) {
+        Ok(match found {
             None => FoundClaim::NotThere,
-            Some(Ok(claim)) => FoundClaim::There(Box::new(claim)),
-            Some(Err(_)) => FoundClaim::Damaged,
+            Some(DeserializeGuard(Ok(claim))) => FoundClaim::There(Box::new(claim)),
+            Some(DeserializeGuard(Err(_))) => FoundClaim::Damaged,
         })
     }
 

@@ -368,7 +368,7 @@ fn a_take_that_is_refused_and_left_no_trace_is_over() {
 fn who_waits_by_a_claim_for_which_somebody_else_holds_makes_another() {
     let mut stage = Stage::new(Patience::Wait, new_lease(110));
     stage.changes(0, |lease| {
-        lease.spec.holder = format!("forged/{}", uid("me"))
+        lease.spec.holder = format!("forged/{}", uid("me"));
     });
     let mut second = new_lease(120);
     second.spec.holder = identity("other");
