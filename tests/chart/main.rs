@@ -4,6 +4,7 @@
 //! service account stands in for the operator's Pod.
 #![cfg(target_os = "linux")]
 
+mod audit;
 mod lease_watch;
 mod lifecycle;
 mod objects;
