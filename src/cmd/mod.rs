@@ -7,6 +7,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
@@ -91,6 +92,9 @@ fn command_without_dashes(error: &clap::Error) -> Option<&str> {
 /// How long somebody who reads our words slowly is waited for.
 const READ_WITHIN: Duration = Duration::from_millis(200);
 
+/// Whether the last words were waited for in vain: then the next ones wait for nobody.
+static UNREAD: AtomicBool = AtomicBool::new(false);
+
 /// Words for people, on stderr. Whoever read them may be gone by now (a log collector, a pipe): that ends nothing.
 fn say(words: &str) {
     let _ = Words.write_all(format!("leasehold: {words}\n").as_bytes());
@@ -117,11 +121,19 @@ impl Write for Words {
 /// Whether a write would go through, within a moment. What is no pipe, or closed, does not hold a writer up.
 fn is_read(stderr: &impl AsFd) -> bool {
     let since = MonoInstant::now();
+    let within = if UNREAD.load(Ordering::Relaxed) {
+        Duration::ZERO
+    } else {
+        READ_WITHIN
+    };
     loop {
-        let left = READ_WITHIN.saturating_sub(MonoInstant::now().saturating_duration_since(since));
+        let left = within.saturating_sub(MonoInstant::now().saturating_duration_since(since));
         let left = Timespec::try_from(left).ok();
         match poll(&mut [PollFd::new(stderr, PollFlags::OUT)], left.as_ref()) {
-            Ok(ready) => return ready > 0,
+            Ok(ready) => {
+                UNREAD.store(ready == 0, Ordering::Relaxed);
+                return ready > 0;
+            }
             Err(Errno::INTR) => {}
             Err(_) => return true,
         }

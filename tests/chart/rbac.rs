@@ -236,7 +236,7 @@ async fn is_named(own: &Own, permission: &Permission) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let soon = tokio::time::timeout(Duration::from_secs(10), named).await;
+    let soon = tokio::time::timeout(LONG, named).await;
     let says = unready.get("/readyz").await;
     assert!(soon.is_ok(), "{words}: {says:?}");
     assert_eq!(unready.metric("leasehold_leader").await, Some(0.0));
@@ -410,10 +410,10 @@ async fn whichever_permission_of_the_election_is_taken_away_something_is_refused
         }
         // Only a new one begins to list and to watch, and it is not ready to.
         let begins = matches!(dropped.verb.as_str(), "list" | "watch");
-        let seen = begins || is_refused(&own, &dropped, known).await;
+        let refused = begins || is_refused(&own, &dropped, known).await;
         let logs = replicas.iter().map(Operator::log);
         let logs = logs.collect::<Vec<_>>().join("\n\n");
-        assert!(seen, "nobody needs to {dropped}\n{logs}");
+        assert!(refused, "nobody needs to {dropped}\n{logs}");
         write(whole.clone()).await;
         until_counts(&own, &dropped, &on, true).await;
     }

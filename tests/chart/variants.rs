@@ -90,6 +90,10 @@ fn values_that_make_no_sense_are_refused_by_name() {
             "leaseDuration is 1500ms: it must be whole seconds",
         ),
         (
+            json!({"leaderElection": {"renewDeadline": null}}),
+            "renewDeadline is <nil>: it must be",
+        ),
+        (
             json!({"leaderElection": {"renewDeadline": "20s"}}),
             "renewDeadline is 20s: it must be three to four fifths of leaseDuration, which is 15s",
         ),

@@ -169,6 +169,9 @@ impl World {
         fault(budget.new_duration, Action::NewDuration);
         fault(budget.new_holds, Action::NewHold);
         fault(budget.lower_limits, Action::LowerLimit);
+        if self.server.lock.spec.max_holders < self.server.slots().end {
+            fault(budget.raised_limits, Action::RaiseLimit);
+        }
         fault(budget.new_max_hold, Action::NewMaxHold);
         if self.highest_token() > 0 {
             fault(budget.revocations, Action::Revoke);
@@ -393,6 +396,10 @@ impl World {
             Action::LowerLimit => {
                 self.budget.lower_limits -= 1;
                 self.server.edit_spec(|lock| lock.max_holders -= 1);
+            }
+            Action::RaiseLimit => {
+                self.budget.raised_limits -= 1;
+                self.server.edit_spec(|lock| lock.max_holders += 1);
             }
             Action::NewMaxHold => {
                 let seconds = std::mem::take(&mut self.budget.new_max_hold);

@@ -159,6 +159,22 @@ fn a_lease_is_deleted() {
     );
 }
 
+/// The head of the queue, or the holder, is dead, and two operators pass over it at once.
+#[test]
+fn two_operators_pass_over_one_that_died() {
+    let budget = budget(|b| b.crashes = 1);
+    holds(
+        "crash, doubled",
+        Setup {
+            clients: vec![Patience::Wait; if long() { 3 } else { 2 }],
+            operators: 2,
+            horizon: 1,
+            budget,
+            ..Setup::default()
+        },
+    );
+}
+
 #[test]
 fn two_operators_open_a_lock_whose_lease_is_deleted() {
     let budget = budget(|b| {

@@ -152,6 +152,45 @@ fn a_slot_is_given_up_before_an_operator() {
     );
 }
 
+/// Who waits for the one slot takes the other as soon as there is one.
+#[test]
+fn a_slot_is_added() {
+    for operators in [0, 1] {
+        let budget = budget(|b| {
+            b.lower_limits = 1;
+            b.raised_limits = 1;
+        });
+        holds(
+            "more",
+            Setup {
+                operators,
+                horizon: 2,
+                prefix: vec![Action::LowerLimit],
+                budget,
+                ..both()
+            },
+        );
+    }
+}
+
+/// Held or free, given up and had again, in any order with takes and renewals.
+#[test]
+fn a_slot_is_given_up_and_added_again() {
+    let budget = budget(|b| {
+        b.lower_limits = 1;
+        b.raised_limits = 1;
+        b.renewals = u8::from(long());
+    });
+    holds(
+        "fewer, then more",
+        Setup {
+            horizon: 2,
+            budget,
+            ..both()
+        },
+    );
+}
+
 #[test]
 fn the_lease_of_either_slot_is_deleted() {
     let budget = budget(|b| b.lease_deletions = 1);

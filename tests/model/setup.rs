@@ -114,6 +114,8 @@ pub struct Budget {
     pub slot_floors: u8,
     /// `maxHolders` lowered by one.
     pub lower_limits: u8,
+    /// `maxHolders` raised by one, where it was lowered.
+    pub raised_limits: u8,
     /// `maxHoldSeconds` set to this.
     pub new_max_hold: u8,
     /// Raised seconds of Fixed claims.

@@ -144,6 +144,7 @@ pub enum Action {
     Revoke,
     FloorOfSlot,
     LowerLimit,
+    RaiseLimit,
     NewMaxHold,
     OuterRenewal,
     /// A Fixed claim's seconds are raised by one.

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_secs(1);
 async fn is_to_be_had(other: &Locks, lock: &str, when: &str) -> Duration {
     let began = MonoInstant::now();
     let asked = other.lock(lock).claimant("other").acquire();
-    let guard = within(RETRY + Duration::from_secs(3), when, asked).await;
+    let guard = within(RETRY + Duration::from_secs(7), when, asked).await;
     let took = MonoInstant::now().saturating_duration_since(began);
     guard.unwrap().release().await.unwrap();
     took

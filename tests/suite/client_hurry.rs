@@ -248,7 +248,7 @@ async fn a_claim_that_was_finished_by_hand_is_made_again_at_once() {
     };
     until("it has made another", BUSY, async || made().len() == 2).await;
     let took = made()[1].saturating_duration_since(edited);
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(took < Duration::from_secs(6), "{took:?}");
     holder.release().await.unwrap();
     let guard = within(BUSY, "it is served", waiter.outcome()).await;
     guard.unwrap().release().await.unwrap();

@@ -166,6 +166,7 @@ fn a_log_level_that_is_none_is_told_and_not_used() {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_leasehold"))
             .args(["operator", "--http-addr=127.0.0.1:0"])
             .env("KUBECONFIG", "/nowhere")
+            .env_remove("KUBERNETES_SERVICE_HOST")
             .env("RUST_LOG", level)
             .output()
             .expect("it runs");

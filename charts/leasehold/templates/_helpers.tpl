@@ -69,10 +69,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* A duration, such as 15s, in milliseconds. */}}
 {{- define "leasehold.milliseconds" -}}
-{{- $number := regexFind "[1-9][0-9]*" . | int64 -}}
-{{- if hasSuffix "ms" . -}}
+{{- $text := . | default "" | toString -}}
+{{- $number := regexFind "[1-9][0-9]*" $text | int64 -}}
+{{- if hasSuffix "ms" $text -}}
 {{- $number -}}
-{{- else if hasSuffix "m" . -}}
+{{- else if hasSuffix "m" $text -}}
 {{- mul $number 60000 -}}
 {{- else -}}
 {{- mul $number 1000 -}}
@@ -86,13 +87,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $renew := include "leasehold.milliseconds" .renewDeadline | int64 -}}
 {{- $retry := include "leasehold.milliseconds" .retryPeriod | int64 -}}
 {{- if or (lt $lease 1000) (gt $lease 3600000) (mod $lease 1000) -}}
-{{- fail (printf "\n\nleaderElection.leaseDuration is %s: it must be whole seconds, from 1s to 60m.\n" .leaseDuration) -}}
+{{- fail (printf "\n\nleaderElection.leaseDuration is %v: it must be whole seconds, from 1s to 60m.\n" .leaseDuration) -}}
 {{- end -}}
 {{- if or (lt (mul $renew 5) (mul $lease 3)) (gt (mul $renew 5) (mul $lease 4)) -}}
-{{- fail (printf "\n\nleaderElection.renewDeadline is %s: it must be three to four fifths of leaseDuration, which is %s.\n" .renewDeadline .leaseDuration) -}}
+{{- fail (printf "\n\nleaderElection.renewDeadline is %v: it must be three to four fifths of leaseDuration, which is %s.\n" .renewDeadline .leaseDuration) -}}
 {{- end -}}
 {{- if or (lt $retry 1) (gt (mul $retry 2) $renew) -}}
-{{- fail (printf "\n\nleaderElection.retryPeriod is %s: it must be above 0 and at most half of renewDeadline, which is %s.\n" .retryPeriod .renewDeadline) -}}
+{{- fail (printf "\n\nleaderElection.retryPeriod is %v: it must be above 0 and at most half of renewDeadline, which is %s.\n" .retryPeriod .renewDeadline) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -83,11 +83,18 @@ func sweepCgroups() {
 		}
 	}
 	deadline := time.Now().Add(sweepGrace)
-	for name := range names {
-		// Asked anew each time: another supervisor may be about to start a node there.
-		for !isInUse(name) && buryNow(name) != nil && time.Now().Before(deadline) {
-			time.Sleep(buryEvery)
+	// All of them in turn: one that can't end keeps none of the others.
+	for {
+		for name := range names {
+			// Asked anew each time: another supervisor may be about to start a node there.
+			if isInUse(name) || buryNow(name) == nil {
+				delete(names, name)
+			}
 		}
+		if len(names) == 0 || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(buryEvery)
 	}
 }
 

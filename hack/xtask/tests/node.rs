@@ -344,7 +344,11 @@ fn kill_9_of_the_owner_leaves_nothing_of_what_is_stopped_or_frozen_again_and_aga
         signal(*pid, "-STOP");
     }
     let state = traces.freezer().parent().unwrap().join("freezer.state");
-    let freezing = thread::spawn(move || while fs::write(&state, "FROZEN").is_ok() {});
+    let freezing = thread::spawn(move || {
+        while fs::write(&state, "FROZEN").is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
     owner.kill().unwrap();
     owner.wait().unwrap();
     traces.assert_nothing();
