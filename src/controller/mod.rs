@@ -219,11 +219,16 @@ pub async fn run(
     };
     // The lead is given back only after the work has ended.
     let (give_back, stop_leading) = watch::channel(false);
-    let elected = tokio::spawn(election.run(stop_leading));
+    let mut elected = tokio::spawn(election.run(stop_leading));
     let mut working = tokio::spawn(work(Arc::new(reconciler), lead, stop));
     let worked = tokio::select! {
         worked = &mut working => worked.map_err(OperatorError::Broken).and_then(|worked| worked),
         Some(broken) = parts.join_next() => broken.map_err(OperatorError::Broken),
+        // A replica that contends no more is of no use.
+        ended = &mut elected => {
+            working.abort();
+            return ended.map_err(OperatorError::Broken);
+        }
     };
     working.abort();
     give_back.send_replace(true);

@@ -63,17 +63,22 @@ pub fn watches(namespaces: &[String]) -> Vec<Watch> {
 }
 
 /// Looks for ever whether revisions went back. A slow beat alone would notice that late, or with nothing but free locks for
-/// minutes, while new locks and claims are not seen at all. It costs one small call; one kind of objects stands for all,
-/// since they are kept in one etcd.
+/// minutes, while new locks and claims are not seen at all. It costs one small call. Locks and claims are kept in one etcd;
+/// Leases and Pods may be kept in others, with revisions of their own.
 pub async fn look_at_revisions(shared: Arc<Shared>, client: Client, watch: Watch) {
     let api = api::<DistributedLock>(&client, &watch);
     loop {
         tokio::time::sleep(REVISION_EVERY.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
         // What was seen before the question is not newer than the answer.
         let seen = shared.revision.load(Ordering::SeqCst);
-        let Some(now) = revision_now(&api).await.filter(|now| *now < seen) else {
+        let Some(now) = revision_now(&api).await else {
             continue;
         };
+        if now >= seen {
+            // A list's revision is that of its etcd, though no object of ours has changed.
+            shared.revision.fetch_max(now, Ordering::SeqCst);
+            continue;
+        }
         tracing::warn!(
             seen,
             now,
@@ -191,7 +196,9 @@ async fn follow<K: Resource + Send>(
                 continue;
             }
         };
-        if let Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) = &event {
+        if matches!(watch.kind, Kind::Locks | Kind::Claims)
+            && let Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) = &event
+        {
             let revision = object.meta().resource_version.as_ref();
             let revision = revision.and_then(|revision| revision.parse().ok());
             shared

@@ -280,6 +280,10 @@ impl Reconciler {
         found.status = Some(finished(&found, why, self.shared.wall()));
         let key = Key::new(&lock.namespace, &claim.name);
         match self.writer.put_claim_status(&found).await? {
+            Written::Applied(claim) if claim.resource_version() == found.resource_version() => {
+                // Something in the server's way drops it.
+                return Err(WriteError::turned_down("update", CLAIMS_STATUS, &key));
+            }
             Written::Applied(claim) => {
                 tracing::info!(%lock, claim = key.name, ?why, "a hold is over");
                 self.shared.index().claim_seen(*claim, Source::Read);
@@ -315,7 +319,11 @@ impl Reconciler {
                 self.claim_is_gone(&key, uid);
                 return Ok(false);
             }
-            Ok(FoundClaim::Damaged) => return Ok(false),
+            Ok(FoundClaim::Damaged) => {
+                // What is in view of it is old; a watch brings it back once it can be decoded.
+                self.claim_is_gone(&key, uid);
+                return Ok(false);
+            }
             // A claim that may not be read is not to stop those behind it: what is in view must do.
             Err(error) if error.is_refusal() => return Ok(true),
             Err(error) => return Err(error),

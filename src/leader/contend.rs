@@ -80,6 +80,9 @@ impl<'a> Contender<'a> {
                 },
                 Move::StartOver => self.claimant.start_over(new_identity(self.election)),
                 Move::Gone => return None,
+                // Nobody queues for the lead: whatever `next` says counts for nobody, and the take removes it.
+                Move::ReadClaim(claim) => self.claimant.claim_read(&claim, false),
+                Move::ListClaims => self.claimant.claims_listed(vec![]),
                 Move::Refuse(refusal) => {
                     self.tell(refusal);
                     self.look_on_the_beat(stop).await;

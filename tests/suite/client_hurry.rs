@@ -254,3 +254,21 @@ async fn a_claim_that_was_finished_by_hand_is_made_again_at_once() {
     guard.unwrap().release().await.unwrap();
     bench.finish().await;
 }
+
+/// A take is applied and its answer lost; then a busy server asks for half a minute before it is asked again. What may be
+/// a grant is looked for while its lease runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_server_costs_no_grant_whose_answer_was_lost() {
+    let bench = Bench::new().await;
+    bench.opened("lost", 15).await;
+    let proxy = Proxy::new(&bench).await;
+    proxy.fault("update", "leases", 1, Fault::CommitThenDrop);
+    let mut waiter = proxy.locks().lock("lost").claimant("a").begin();
+    until("its take was sent", BUSY, async || !proxy.puts().is_empty()).await;
+    proxy.fault("get", "leases", 1, Fault::RefuseFor(429, 60));
+    let guard = within(Duration::from_secs(14), "it has it", waiter.outcome()).await;
+    let guard = guard.unwrap();
+    assert_eq!(bench.lease("lost").await.spec.holder, guard.identity());
+    guard.release().await.unwrap();
+    bench.finish().await;
+}

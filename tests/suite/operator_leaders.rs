@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use leasehold::api::names;
 use leasehold::clock::MonoInstant;
 use rustix::process::Signal;
+use serde_json::json;
 
 use super::operator_rig::{LONG, Operator, QUICK, in_place, is_free, lasting};
 use super::server::within;
@@ -179,6 +181,22 @@ fn a_log_level_that_is_none_is_told_and_not_used() {
     }
     let words = log("warn,leasehold=debug");
     assert!(!words.contains("is no log level"), "{words}");
+}
+
+/// Nobody queues for the lead: a `next` on its Lease, such as by hand, counts for nobody.
+#[tokio::test]
+async fn a_name_that_is_put_on_the_elections_lease_stops_no_election() {
+    in_place(async |place| {
+        let mut first = Operator::start(&place.namespace, "one", QUICK).await;
+        first.leads().await;
+        let named = json!({"metadata": {"annotations": {names::ANNOTATION_NEXT: "nobody/1"}}});
+        place.edit_lease("leasehold-operator", &named).await;
+        first.signal(Signal::TERM);
+        first.ended().await;
+        let second = Operator::start(&place.namespace, "two", QUICK).await;
+        second.leads().await;
+    })
+    .await;
 }
 
 /// Each restart of the operator begins to observe anew; a waiter has observed all the while.

@@ -31,11 +31,6 @@ impl Failures {
     pub(super) fn succeeded(&mut self, access: Right) {
         self.0.remove(&access);
     }
-
-    /// Whether nothing fails.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// The refusals in a row of each access.

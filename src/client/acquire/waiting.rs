@@ -246,9 +246,14 @@ impl Seeker {
     /// give up its place for that.
     pub(super) fn trouble(&mut self, error: StoreError) -> Step {
         let access = (error.access().verb, error.access().resource);
-        let first = self.failures.is_empty();
         let times = self.failures.failed(access);
-        let pause = pause_after(&error, backoff(times), self.left());
+        // Once an outage, and once for a call that fails while others succeed.
+        let first = times == 1 && self.last_error.is_none();
+        let mut pause = pause_after(&error, backoff(times), self.left());
+        if self.claimant.is_unsettled() {
+            // What is open may be a grant already: it is confirmed while its lease runs, or runs out in vain.
+            pause = pause.min(self.lease_duration() / 3);
+        }
         if self.ending.is_some() {
             // Leaving: try again until the time for it is over.
             return Step::Pause(pause);

@@ -182,7 +182,9 @@ async fn delete_pod(namespace: Option<&str>, kill_at: BootInstant) {
             ));
             said = words;
         }
-        tokio::time::sleep(again.max(asked)).await;
+        // Until the app must have ended an attempt must be left, whatever the server asks for; then `again` alone paces.
+        let left = kill_at.saturating_duration_since(BootInstant::now());
+        tokio::time::sleep(again.max(asked.min(left / 2))).await;
         again = (again * 2).min(AGAIN[1]);
     }
 }
