@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
@@ -323,6 +323,52 @@ fn owner() {
     if is_owner() {
         own(&[node().dir()]);
     }
+}
+
+/// What a node could change of the machine: devices, routes, mounts, and what kubelet and kube-proxy like to set.
+fn machine() -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let devices = fs::read_dir("/sys/class/net").unwrap();
+    let devices: BTreeSet<_> = devices.map(|device| device.unwrap().file_name()).collect();
+    all.insert("devices".to_owned(), format!("{devices:?}"));
+    for file in [
+        "net/route",
+        "self/mountinfo",
+        "sys/kernel/keys/root_maxbytes",
+        "sys/kernel/keys/root_maxkeys",
+        "sys/kernel/panic",
+        "sys/kernel/panic_on_oops",
+        "sys/net/bridge/bridge-nf-call-iptables",
+        "sys/net/ipv4/conf/all/forwarding",
+        "sys/net/ipv4/conf/all/route_localnet",
+        "sys/net/ipv4/conf/all/rp_filter",
+        "sys/net/ipv4/ip_forward",
+        "sys/net/netfilter/nf_conntrack_max",
+        "sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
+        "sys/net/netfilter/nf_conntrack_tcp_timeout_established",
+        "sys/vm/overcommit_memory",
+        "sys/vm/panic_on_oom",
+    ] {
+        // What is not there comes with a module of the kernel, which the first use of it loads.
+        if let Ok(text) = fs::read_to_string(Path::new("/proc").join(file)) {
+            all.insert(file.to_owned(), text);
+        }
+    }
+    all
+}
+
+#[test]
+fn nothing_of_the_machine_is_changed() {
+    let before = machine();
+    let cluster = node();
+    let mut during = machine();
+    drop(cluster);
+    let mut after = machine();
+    for seen in [&mut during, &mut after] {
+        seen.retain(|what, _| before.contains_key(what));
+    }
+    assert_eq!(during, before, "while it runs");
+    assert_eq!(after, before, "afterwards");
 }
 
 #[test]
