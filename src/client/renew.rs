@@ -204,9 +204,8 @@ impl Renewer {
             }
         };
         drop(attempts);
-        // A connection that did not answer in time is not used again; one by which a busy server asks for time is.
-        let is_dead = unknown.as_ref().is_some_and(is_silence);
-        if let Some(spare) = spare.or_else(|| is_dead.then(|| self.spare()).flatten()) {
+        // A connection that did not answer in time is not used again.
+        if let Some(spare) = spare.or_else(|| unknown.is_some().then(|| self.spare()).flatten()) {
             self.change_to(spare);
         }
         answered.unwrap_or_else(|| {
@@ -244,9 +243,7 @@ impl Renewer {
                 Round::Failed(LossReason::Forbidden, error)
             }
             Err(error) => {
-                if is_silence(&error)
-                    && let Some(spare) = self.spare()
-                {
+                if let Some(spare) = self.spare() {
                     self.change_to(spare);
                 }
                 Round::Failed(LossReason::Unreachable, error)
@@ -305,9 +302,7 @@ impl Renewer {
                 Err(error) => {
                     pause = pause.max(asked_of(error.retry_after()));
                     trouble = error.to_string();
-                    if is_silence(&error)
-                        && let Some(spare) = self.spare()
-                    {
+                    if let Some(spare) = self.spare() {
                         self.change_to(spare);
                     }
                 }
@@ -337,9 +332,4 @@ impl Renewer {
             namespace: self.namespace.clone(),
         }
     }
-}
-
-/// Whether a connection did not answer, unlike a busy server that asks for time.
-fn is_silence(error: &StoreError) -> bool {
-    error.retry_after().is_zero()
 }

@@ -152,7 +152,7 @@ fn a_slot_is_given_up_before_an_operator() {
     );
 }
 
-/// Who waits for the one slot takes the other as soon as there is one.
+/// A slot more, at any moment of a take, a wait or a release.
 #[test]
 fn a_slot_is_added() {
     for operators in [0, 1] {

@@ -8,7 +8,7 @@ use leasehold::client::AcquireError;
 use leasehold::clock::MonoInstant;
 use serde_json::json;
 
-use super::proxy::{Fault, Proxy};
+use super::proxy::{Call, Fault, Proxy};
 use super::run_bench::{BUSY, Bench, hold, until};
 use super::server::within;
 
@@ -263,12 +263,15 @@ async fn a_busy_server_costs_no_grant_whose_answer_was_lost() {
     bench.opened("lost", 15).await;
     let proxy = Proxy::new(&bench).await;
     proxy.fault("update", "leases", 1, Fault::CommitThenDrop);
-    let mut waiter = proxy.locks().lock("lost").claimant("a").begin();
-    until("its take was sent", BUSY, async || !proxy.puts().is_empty()).await;
+    // The first is the one before the take.
+    proxy.fault("get", "leases", 1, Fault::Pass);
     proxy.fault("get", "leases", 1, Fault::RefuseFor(429, 60));
+    let mut waiter = proxy.locks().lock("lost").claimant("a").begin();
     let guard = within(Duration::from_secs(14), "it has it", waiter.outcome()).await;
     let guard = guard.unwrap();
     assert_eq!(bench.lease("lost").await.spec.holder, guard.identity());
+    let busy = |call: &Call| call.verb == "get" && call.code == Some(429);
+    assert!(proxy.calls().iter().any(busy), "it was never busy");
     guard.release().await.unwrap();
     bench.finish().await;
 }

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use kube::api::PostParams;
-use leasehold::api::{LockClaim, LockClaimSpec};
+use leasehold::api::{ClaimPhase, LockClaim, LockClaimSpec};
 use leasehold::lease::FoundLease;
 
+use super::operator_place::fixed as for_seconds;
 use super::operator_refused::{behind_a_proxy, fixed};
 use super::operator_rig::{Operator, Place, is_free, lasting};
 use super::proxy::{Fault, Proxy};
@@ -199,4 +200,20 @@ async fn many_claims_that_can_not_be_deleted_are_not_looked_at_in_a_hurry() {
         });
     }
     futures::future::join_all(tests).await;
+}
+
+/// The end of a hold is shown before its Lease is freed: something on the way drops what it shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_end_is_never_shown_is_not_ended_in_a_hurry() {
+    let (bench, place, proxy, operator) = Box::pin(behind_a_proxy()).await;
+    place.claim("seat", for_seconds(3)).await;
+    place.claim_in("seat", ClaimPhase::Granted).await;
+    proxy.always("update", "lockclaims", Fault::ChangeNothing);
+    let writes = come_by(&proxy, "update", "lockclaims", "seat").await;
+    assert!((1..=12).contains(&writes), "{writes} in {LOOK:?}");
+    proxy.heal();
+    place.claim_in("seat", ClaimPhase::Expired).await;
+    place.lock_is("nightly", "it is free", is_free).await;
+    drop(operator);
+    bench.finish().await;
 }

@@ -170,8 +170,8 @@ async fn each_takes_at_once_what_the_other_has_released() {
     let began = MonoInstant::now();
     bench.serves("released", "again").await;
     let took = MonoInstant::now().saturating_duration_since(began);
-    // The other lease lasts for a minute.
-    assert!(took < Duration::from_secs(15), "{took:?}");
+    // What client-go gives back stores a second, of the minute that it had.
+    assert!(took < Duration::from_secs(10), "{took:?}");
     bench.assert_one_at_a_time();
     bench.finish().await;
 }

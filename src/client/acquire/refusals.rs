@@ -17,14 +17,25 @@ pub(super) type Right = (&'static str, &'static str);
 
 /// The failures in a row of each access, of whatever kind: a write that fails goes on failing, though reads succeed.
 #[derive(Debug, Default)]
-pub(super) struct Failures(HashMap<Right, u32>);
+pub(super) struct Failures(HashMap<Right, Failing>);
+
+#[derive(Debug, Default)]
+struct Failing {
+    times: u32,
+    said: bool,
+}
 
 impl Failures {
     /// The access failed; how often in a row by now.
     pub(super) fn failed(&mut self, access: Right) -> u32 {
-        let times = self.0.entry(access).or_default();
-        *times += 1;
-        *times
+        let failing = self.0.entry(access).or_default();
+        failing.times += 1;
+        failing.times
+    }
+
+    /// Whether it is news that the access fails, which is said now.
+    pub(super) fn is_news(&mut self, access: Right) -> bool {
+        !std::mem::replace(&mut self.0.entry(access).or_default().said, true)
     }
 
     /// The access succeeded.

@@ -248,7 +248,7 @@ impl Seeker {
         let access = (error.access().verb, error.access().resource);
         let times = self.failures.failed(access);
         // Once an outage, and once for a call that fails while others succeed.
-        let first = times == 1 && self.last_error.is_none();
+        let first = self.last_error.is_none() && self.failures.is_news(access);
         let mut pause = pause_after(&error, backoff(times), self.left());
         if self.claimant.is_unsettled() {
             // What is open may be a grant already: it is confirmed while its lease runs, or runs out in vain.
