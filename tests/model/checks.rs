@@ -159,22 +159,6 @@ fn a_lease_is_deleted() {
     );
 }
 
-/// The holder, or the head of the queue, dies before a living one, and two operators see to it at once.
-#[test]
-fn two_operators_pass_over_one_that_died() {
-    let budget = budget(|b| b.crashes = 1);
-    holds(
-        "crash, doubled",
-        Setup {
-            clients: vec![Patience::Wait; 3],
-            operators: 2,
-            horizon: u32::from(long()),
-            budget,
-            ..Setup::default()
-        },
-    );
-}
-
 #[test]
 fn two_operators_open_a_lock_whose_lease_is_deleted() {
     let budget = budget(|b| {
